@@ -1,0 +1,37 @@
+# make toy    the paper's problem on a laptop: prepare the toy world, run its arms, judge, print two tables
+# make test   the tests
+# make clean  remove what these two made
+PYTHON ?= python3
+ARMS ?= base grpo
+RUNS ?= runs/toy
+PY := .venv/bin/python
+
+# an arm's name -> its command; the run's folder is $(RUNS)/<arm>-s0
+base = grpo.py --name base --steps 0
+grpo = grpo.py
+ALL = base grpo
+
+toy: $(foreach arm,$(if $(filter all,$(ARMS)),$(ALL),$(ARMS)),$(RUNS)/$(arm)-s0/outputs.jsonl)
+	$(PY) judge.py $(RUNS)/* --judge rule --verdicts $(RUNS)/verdicts.jsonl
+	$(PY) analyze.py sparsity main --runs $(RUNS)
+
+$(RUNS)/%-s0/outputs.jsonl: | data/toy/images
+	$(PY) $($*) --toy --runs $(RUNS)
+
+data/toy/images: .venv/ready
+	$(PY) -m data.toy.prepare
+
+test: .venv/ready data/toy/images
+	$(PY) -m pytest
+
+.venv/ready: requirements.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "Python %d.%d is not supported: make PYTHON=python3.12 (3.11 to 3.13)" % v)'
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt pytest==9.2.0 ruff==0.17.6
+	@touch $@
+
+clean:
+	rm -rf .venv $(RUNS) data/toy/images .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: toy test clean

@@ -1,0 +1,993 @@
+"""The machinery that is the same in all arms: data, rollouts, log-probs, reward, sharding, run folders, gates.
+
+What an arm might change (advantages, losses, schedules, prefixes) is written out in the arm, never here.
+
+**B** sequences on this rank = problems x group; **T** response width (forced, then sampled tokens): the last T columns;
+**S** whole width, prompts padded on the left; **b** rows of a micro-batch; **V** the tokens that can be sampled.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    sys.exit(f"Python {sys.version.split()[0]} is not supported: use 3.11, 3.12 or 3.13.")
+for package in ("torch", "transformers", "PIL", "numpy", "scipy", "tqdm"):
+    if importlib.util.find_spec(package) is None:
+        sys.exit(f"The package {package} is missing: run `pip install -r requirements.txt`.")
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
+from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
+
+torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN plans every new shape anew: 10x slower where lengths vary
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+# ---------------------------------------------------------------------------------------------------------- 1 config
+
+# `--toy` replaces the defaults of those fields that an arm has; nothing else in the project knows about the toy.
+TOY = dict(
+    model="data/toy/student", pool="data/toy/train.jsonl", instruction="",
+    eval="data/toy/sparse.jsonl,data/toy/cross.jsonl,data/toy/old.jsonl,data/toy/easy.jsonl",
+    problems=8, max_new_tokens=56, max_pixels=84 * 84, steps=150, lr=5e-5, warmup=1, weight_decay=0.0,
+    minibatches=1, micro_batch=32, checkpointing=0, eval_size=100,
+)  # fmt: skip
+
+
+def parse(Args, argv=None):
+    """Command line -> Args: each field of the dataclass is a `--kebab-flag`; flags given beat the toy's defaults."""
+    parser = argparse.ArgumentParser(description=sys.modules[Args.__module__].__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    for f in fields(Args):
+        parser.add_argument("--" + f.name.replace("_", "-"), type=f.type, help=f"default: {f.default}")
+    parser.add_argument("--toy", action="store_true", help="the tiny model and pool of data/toy")
+    given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
+    toy = {f.name: TOY[f.name] for f in fields(Args) if f.name in TOY} if given.pop("toy") else {}
+    return Args(**(toy | given))
+
+
+# ------------------------------------------------------------------------------------------------------------- 2 run
+
+
+def read_jsonl(path):
+    """All rows of a JSONL file; a broken line is an error that names it."""
+    rows = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise SystemExit(f"{path}, line {number} is not JSON ({error.msg}): repair or remove the line.") from None
+    return rows
+
+
+def write_text(path, text):
+    """Write a whole file or nothing: a reader never sees half of it."""
+    new = Path(f"{path}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def append_jsonl(path, *rows):
+    with open(path, "a", encoding="utf-8") as f:
+        f.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def start(args):
+    """Join the other processes of torchrun, if any, then open or make the run's folder -> Run."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, **alone)
+    return Run(args)
+
+
+class Run:
+    """One arm's process: its place among the ranks, its folder, its log. `step` is the first step still to do."""
+
+    def __init__(self, args):
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        if torch.cuda.is_available():
+            self.device, self.dtype = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), torch.bfloat16
+            torch.cuda.set_device(self.device)
+        else:
+            self.device, self.dtype = torch.device("cpu"), torch.float32
+            torch.set_num_threads(1)  # a toy model is several times slower on two threads than on one
+        self.args, self.dir, self.step = args, Path(args.runs) / f"{args.name}-s{args.seed}", 0
+        self.laps, self.clock, self.last_mixed, self.bar = {}, time.perf_counter(), -1, None
+        if args.problems % self.world:
+            raise SystemExit(f"--problems {args.problems} must be a multiple of the {self.world} processes.")
+        if (self.dir / "outputs.jsonl").exists():
+            raise SystemExit(f"{self.dir} is a finished run: choose another --name or --seed, or delete the folder.")
+        config, now = self.dir / "config.json", asdict(args) | {"nproc_per_node": self.world}
+        was = json.loads(config.read_text())["args"] if (self.dir / "state").exists() else now
+        for k in now:
+            if now[k] != was.get(k):
+                flag = k.replace("_", "-")
+                raise SystemExit(f"{self.dir} was started with --{flag} {was.get(k)} and can't go on with {now[k]}: "
+                                 "use the same flags, or another --name.")  # fmt: skip
+        dist.barrier()  # all ranks have looked before the first writes
+        if self.rank == 0:
+            git = subprocess.run(
+                ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+            )
+            pool = Path(args.pool).read_bytes() if Path(args.pool).exists() else b""
+            facts = dict(args=now, commit=git.stdout.strip(), pool_sha256=hashlib.sha256(pool).hexdigest(),
+                         python=sys.version.split()[0], torch=torch.__version__,
+                         transformers=transformers.__version__)  # fmt: skip
+            try:
+                self.dir.mkdir(parents=True, exist_ok=True)
+                write_text(config, json.dumps(facts, indent=1))
+            except OSError as error:
+                raise SystemExit(
+                    f"Can't write to {self.dir} ({error.strerror}): choose another folder with --runs."
+                ) from None
+        dist.barrier()
+
+    def begin(self, *key):
+        """Seed torch by (seed, key, rank): a step is a pure function of its number, so that resuming costs nothing."""
+        torch.manual_seed(random.Random(f"{self.args.seed}/{key}/{self.rank}").getrandbits(63))
+        self.clock = time.perf_counter()
+
+    def sum(self, x):
+        """Sum of a tensor over ranks."""
+        dist.all_reduce(x := x.clone())
+        return x
+
+    def mean(self, values):
+        """{name: number or tensor} -> {name: float}, each the mean of its elements and then over ranks."""
+        means = [torch.as_tensor(v, dtype=torch.float64, device=self.device).mean() for v in values.values()]
+        return dict(zip(values, (self.sum(torch.stack(means)) / self.world).tolist(), strict=True))
+
+    def lap(self, name):
+        """The time since the last lap belongs to the stage `name`."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.laps[f"seconds_{name}"], self.clock = round(now - self.clock, 4), now
+
+    def log(self, step, **values):
+        """Means over ranks -> one line of metrics.jsonl and the progress line."""
+        row = {"step": step} | self.mean(values) | self.laps
+        row["tokens"] *= self.world  # of all ranks, like the rate
+        row["tokens_per_second"] = round(row["tokens"] / sum(self.laps.values()), 1)
+        if self.device.type == "cuda":
+            row["memory_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        self.last_mixed = step if row["mixed"] > 0 else self.last_mixed
+        if self.rank:
+            return
+        append_jsonl(self.dir / "metrics.jsonl", row)
+        self.bar = self.bar or tqdm(total=self.args.steps, initial=step, desc=self.dir.name, unit="step", smoothing=0.1)
+        self.bar.set_postfix_str(f"reward {row['reward']:.3f}, groups all wrong {row['all_wrong']:.0%}, "
+                                 f"{row['tokens_per_second']:.0f} tokens/s")  # fmt: skip
+        self.bar.update()
+        dead = step - self.last_mixed
+        if dead and dead % self.args.patience == 0:
+            tqdm.write(f"WARNING {self.dir.name}: no group held right and wrong answers for {dead} steps, so reward "
+                       "gave no gradient: the pool is too hard (or too easy) for this arm as it is.")  # fmt: skip
+
+    def show(self, step, batch, problems, reward, adv):
+        """Every 20 steps, the first group in readable form -> rollouts.jsonl. Read this file first."""
+        if self.rank == 0 and step % 20 == 0:
+            mean_adv = (adv.sum(1) / batch.mask.sum(1)).tolist()
+            append_jsonl(self.dir / "rollouts.jsonl", *(
+                dict(step=step, id=p["id"], question=p["question"], answer=p["answer"], forced=batch.hint[i],
+                     sampled=batch.text[i], finished=bool(batch.finished[i]), reward=reward[i].item(), adv=mean_adv[i])
+                for i, p in enumerate(problems[: self.args.group])))  # fmt: skip
+
+    def save(self, step, *pairs):
+        """Every `save_every` steps, weights and moments of each (module, optimizer) pair -> state/<step>/, or nothing.
+
+        One safetensors file a rank, with its shards. Older states go only when the new one has its final name.
+        """
+        if (step + 1) % self.args.save_every:
+            return
+        final = self.dir / "state" / f"{step + 1:06d}"
+        new = final.with_suffix(".new")
+        new.mkdir(parents=True, exist_ok=True)
+        tensors = {name: _local(t).detach().cpu().contiguous() for name, t in _state(pairs).items()}
+        save_file(tensors, new / f"rank{self.rank}.safetensors")
+        dist.barrier()
+        if self.rank == 0:
+            new.rename(final)
+            for old in set(final.parent.iterdir()) - {final}:
+                shutil.rmtree(old)
+        dist.barrier()
+
+    def resume(self, *pairs):
+        """Load the newest whole state, if there is one, and cut the logs back to it. Sets `step`."""
+        states = sorted(p for p in (self.dir / "state").glob("*") if p.suffix != ".new")
+        if states:
+            self.step = int(states[-1].name)
+            saved = load_file(states[-1] / f"rank{self.rank}.safetensors")
+            for _, optimizer in pairs:  # AdamW makes its moments on the first step: make them here, then fill them
+                for p in optimizer.param_groups[0]["params"]:
+                    zeros = (torch.zeros(()), torch.zeros_like(p), torch.zeros_like(p))
+                    optimizer.state[p] = dict(zip(("step", "exp_avg", "exp_avg_sq"), zeros, strict=True))
+            with torch.no_grad():
+                for name, t in _state(pairs).items():
+                    _local(t).copy_(saved[name])
+        if self.rank == 0:
+            for log in (self.dir / "metrics.jsonl", self.dir / "rollouts.jsonl"):
+                whole = log.read_text(encoding="utf-8").split("\n")[:-1] if log.exists() else []  # the last may be torn
+                kept = [x for x in whole if json.loads(x)["step"] < self.step]
+                write_text(log, "".join(x + "\n" for x in kept))
+                self.last_mixed = max([self.last_mixed] + [r["step"] for r in map(json.loads, kept) if r.get("mixed")])
+            if self.step:
+                print(f"{self.dir}: resuming at step {self.step}", flush=True)
+        dist.barrier()
+
+
+def _local(t):
+    return t.to_local() if isinstance(t, DTensor) else t
+
+
+def _state(pairs):
+    """{name: tensor} of the trained weights and their moments, for each (module, optimizer) pair."""
+    state = {}
+    for i, (module, optimizer) in enumerate(pairs):
+        for name, p in module.named_parameters():
+            if p.requires_grad:
+                state |= {f"{i}.{name}": p} | {f"{i}.{name}.{k}": v for k, v in optimizer.state[p].items()}
+    return state
+
+
+# ---------------------------------------------------------------------------------------------------------- 3 models
+
+
+def load_model(path, dtype):
+    """A published checkpoint, from a folder or by its hub name, in plain transformers."""
+    try:
+        return Qwen2VLForConditionalGeneration.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+    except OSError as error:
+        raise SystemExit(f"The model {path} is neither a folder with a checkpoint nor to be had from the hub "
+                         f"({str(error).splitlines()[0]}): pass --model DIR, or try --toy, which needs no download."
+                         ) from None  # fmt: skip
+
+
+class Policy(torch.nn.Module):
+    """The trained model. Its forward gives log-probs, so that the language head, too, runs inside the FSDP unit.
+
+    `sampler` is a second, unsharded copy in the compute dtype: sampling never runs under FSDP. `sample` refreshes it.
+    """
+
+    def __init__(self, model, sampler, tokenizer):
+        super().__init__()
+        self.model, self.__dict__["sampler"] = model, sampler  # past nn.Module: its weights are not this module's
+        self.eos = tokenizer.convert_tokens_to_ids(
+            ["<|im_end|>", "<|endoftext|>"]
+        )  # Qwen2-VL ends an answer with either
+        special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special and i not in self.eos]
+        banned = torch.zeros(len(tokenizer))  # (V,) the padded tail of the embedding is no token at all
+        banned[special] = -math.inf  # a sampled <|image_pad|> would crash the next forward
+        self.register_buffer("banned", banned, persistent=False)
+
+    def forward(self, batch, temperature):
+        """Log-probs of the response tokens under softmax(logits / temperature): Batch -> (b, T), 0 at padding."""
+        embeds = embed(self.model, batch.ids, batch.image, batch.pixels, batch.grid)
+        states = self.model.model.language_model(
+            inputs_embeds=embeds, attention_mask=batch.attention, position_ids=batch.positions, use_cache=False
+        ).last_hidden_state  # (b, S, hidden)
+        real, T = batch.mask + batch.forced > 0, batch.mask.shape[1]
+        states, targets = states[:, -T - 1 : -1][real], batch.ids[:, -T:][real]  # column t - 1 predicts token t
+        head = self.model.lm_head.weight
+        logp = [
+            checkpoint(token_logp, x, head, y, self.banned, temperature, use_reentrant=False)
+            for x, y in zip(states.split(2048), targets.split(2048), strict=True)  # (b, S, V) never exists at once
+        ]
+        return torch.zeros_like(batch.mask).masked_scatter(real, torch.cat(logp))
+
+
+def next_logits(hidden, head, banned, temperature):
+    """(n, hidden) -> (n, V) in fp32, divided by the temperature, -inf at tokens that are never sampled."""
+    return F.linear(hidden, head[: len(banned)]).float() / temperature + banned
+
+
+def token_logp(hidden, head, target, banned, temperature):
+    """log softmax over the V tokens, at the target: (n, hidden), (n,) -> (n,)."""
+    logits = next_logits(hidden, head, banned, temperature)
+    return logits.gather(-1, target[:, None]).squeeze(-1) - logits.logsumexp(-1)
+
+
+def embed(model, ids, image, pixels, grid):
+    """Token embeddings with image features in their places, each image encoded once: (b, S) -> (b, S, hidden).
+
+    image: (b,) index into the lists pixels and grid; rows of a group share one.
+    """
+    embeds = model.get_input_embeddings()(ids)
+    features = model.model.get_image_features(torch.cat(pixels), torch.cat(grid)).pooler_output
+    features = torch.cat([features[i] for i in image.tolist()]).to(embeds.dtype)
+    return embeds.masked_scatter((ids == model.config.image_token_id)[..., None], features)
+
+
+def load_policy(path, args, run):
+    """fp32 master weights sharded over ranks by FSDP2 as one unit, compute in run.dtype -> Policy.
+
+    FSDP averages gradients over ranks: an arm's loss carries `* run.world`.
+    """
+    model = load_model(path, torch.float32)
+    model.model.visual.requires_grad_(not args.freeze_vision)
+    sampler = deepcopy(model).to(run.device, run.dtype).eval().requires_grad_(False)
+    if args.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    policy = Policy(model, sampler, AutoTokenizer.from_pretrained(path)).to(run.device).train()
+    compute = None if run.dtype == torch.float32 else run.dtype
+    mesh = init_device_mesh(run.device.type, (run.world,))
+    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    return fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+
+
+@torch.no_grad()
+def refresh(policy):
+    """Copy the trained weights into the sampler, all ranks together."""
+    for new, old in zip(policy.model.parameters(), policy.sampler.parameters(), strict=True):
+        if new.requires_grad:
+            new = new.detach().to(old.dtype)  # half the bytes to gather
+            old.copy_(new.full_tensor() if isinstance(new, DTensor) else new)
+
+
+def clip_gradient(policy, max_norm):
+    """Clip the gradient's global norm in place -> the norm before, a float. A non-finite gradient stops the run."""
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
+    norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+    if not math.isfinite(norm):
+        raise SystemExit("The gradient is not finite; no weight was changed with it and the last saved state is whole: "
+                         "start again under another --name with a lower --lr.")  # fmt: skip
+    return norm
+
+
+# -------------------------------------------------------------------------------------------------------- 4 problems
+
+ROW = ("id", "image", "question", "answer", "kind", "choices")
+
+
+def load_pool(path, least=1):
+    """A pool or an evaluation set -> list of rows, each row and image checked; `image` becomes the path from here.
+
+    Stops with one sentence that names the file, the first bad row and the remedy, and counts the other bad rows.
+    """
+    path, bad, lines = Path(path), [], {}
+    if not path.exists():
+        raise SystemExit(f"{path} does not exist: {_remedy(path)}.")
+    rows = read_jsonl(path)
+    for number, row in enumerate(rows, 1):
+        fault = check_row(row)
+        if not fault and lines.setdefault(row["id"], number) != number:
+            fault = f"its id is that of line {lines[row['id']]} too: give each row its own"
+        if fault:
+            bad.append(f"line {number} (id {row.get('id')}): {fault}")
+        else:
+            row["image"] = str(path.parent / row["image"])
+    if not bad:
+        with ThreadPoolExecutor() as threads:
+            faults = tqdm(threads.map(check_image, (row["image"] for row in rows)), f"images of {path.name}", len(rows),
+                          leave=False, disable=len(rows) < 2000)  # fmt: skip
+            bad = [f"line {n} (id {r['id']}): {x}" for n, (r, x) in enumerate(zip(rows, faults, strict=True), 1) if x]
+    if bad:
+        remedy = f"; {_remedy(path)}" if "is missing" in bad[0] else ""
+        raise SystemExit(f"{path}, {bad[0]}{remedy}{f' ({len(bad) - 1} more rows are bad)' if len(bad) > 1 else ''}.")
+    if len(rows) < least:
+        raise SystemExit(f"{path} holds {len(rows)} problems and a step takes {least}: lower --problems or add rows.")
+    return rows
+
+
+def _remedy(path):
+    script = path.parent / "prepare.py"
+    return f"run `python -m {'.'.join(script.with_suffix('').parts)}`" if script.exists() else "check the path"
+
+
+def check_row(row):
+    """What is wrong with the text of a row, and what to do about it, or None."""
+    if missing := [k for k in ROW if k not in row]:
+        return f"there is no field {missing[0]}: a row has {', '.join(ROW)}"
+    if not row["question"].strip() or not row["answer"].strip():
+        return "question or answer is empty: remove the row"
+    if found := re.search(r"<image>|<\|\w+\|>", " ".join([row["question"], *row["choices"]])):
+        return f"{found[0]} stands in the text: take it out, the prompt places the image itself"
+    if row["kind"] == "choice" and row["answer"] not in [*letters(row["choices"]), *row["choices"]]:
+        return f"the gold {row['answer']!r} is none of its {len(row['choices'])} options: parse them or drop the row"
+
+
+def check_image(path):
+    """What is wrong with an image file, and what to do about it, or None. Decodes it whole."""
+    if not os.path.exists(path):
+        return f"the image {path} is missing"
+    try:
+        width, height = load_image(path).size
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        return f"the image {path} can't be read ({error}): replace it or remove the row"
+    if max(width, height) > 200 * min(width, height):
+        return f"the image {path} is {width} x {height}, longer than 200 : 1: remove the row"
+
+
+def load_image(path):
+    """RGB; what is transparent is laid on white (a plain conversion would make it black)."""
+    image = Image.open(path).convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def load_sets(args):
+    """{name: rows} of the evaluation sets, loaded before training so that a bad one stops the run early."""
+    return {Path(path).stem: load_pool(path) for path in args.eval.split(",")}
+
+
+def next_problems(pool, step, args, run):
+    """This rank's problems of step `step`, each `group` times in a row -> list of B rows. Pure in (seed, step, rank).
+
+    Shuffled epochs, joined end to end. Rank r takes every world-th problem: the first minibatch of all ranks together
+    is then the first minibatch of a single process.
+    """
+    rows = []
+    for k in range(step * args.problems + run.rank, (step + 1) * args.problems, run.world):
+        epoch, i = divmod(k, len(pool))
+        rows += [pool[random.Random(f"{args.seed}/{epoch}").sample(range(len(pool)), len(pool))[i]]] * args.group
+    return rows
+
+
+def letters(choices):
+    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(choices)]
+
+
+def prompt_text(problem, instruction=""):
+    """The question as the model reads it, options and instruction included."""
+    options = [
+        f"({letter}) {text}" for letter, text in zip(letters(problem["choices"]), problem["choices"], strict=True)
+    ]
+    return "\n".join([problem["question"], *options, instruction]).rstrip("\n")
+
+
+@dataclass
+class Prompt:
+    ids: list[int]  # <|image_pad|> once for each image feature
+    positions: torch.Tensor  # (3, L) M-RoPE: time, height, width
+    pixels: torch.Tensor  # (patches, 1176)
+    grid: torch.Tensor  # (1, 3) patches along time, height, width
+
+
+class Processor:
+    """Tokenizer and image processor in one (the library's own asks for torchvision): a problem in, a Prompt out."""
+
+    def __init__(self, path, args):
+        self.tokenizer = AutoTokenizer.from_pretrained(path)
+        self.images = Qwen2VLImageProcessorPil.from_pretrained(path, min_pixels=28 * 28, max_pixels=args.max_pixels)
+        self.instruction = args.instruction
+
+    def encode(self, problem):
+        """Problem -> Prompt. The image's size decides how many tokens it takes; nothing is ever truncated."""
+        content = [{"type": "image"}, {"type": "text", "text": prompt_text(problem, self.instruction)}]
+        chat = [{"role": "user", "content": content}]
+        text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        before, after = (self.tokenizer(x, add_special_tokens=False).input_ids for x in text.split("<|image_pad|>"))
+        image = self.images(load_image(problem["image"]), return_tensors="pt")
+        t, h, w = (image["image_grid_thw"][0] // torch.tensor([1, 2, 2])).tolist()  # 2 x 2 patches make one token
+        ids = before + [self.tokenizer.convert_tokens_to_ids("<|image_pad|>")] * (t * h * w) + after
+        # text counts on along all three axes; an image spans its grid from where the text stopped (2409.12191, 2.1)
+        grid = torch.cartesian_prod(torch.arange(t), torch.arange(h), torch.arange(w)).view(-1, 3).T + len(before)
+        tail = torch.arange(len(after)) + len(before) + max(t, h, w)
+        positions = torch.cat([torch.arange(len(before)).expand(3, -1), grid, tail.expand(3, -1)], 1)
+        return Prompt(ids, positions, image["pixel_values"], image["image_grid_thw"])
+
+
+# --------------------------------------------------------------------------------------------------------- 5 rollout
+
+
+@dataclass
+class Batch:
+    """B responses of this rank, on the device. A response is forced tokens, then sampled ones."""
+
+    ids: torch.Tensor  # (B, S)
+    attention: torch.Tensor  # (B, S) True at real tokens
+    positions: torch.Tensor  # (3, B, S)
+    forced: torch.Tensor  # (B, T) 1.0 at forced tokens (a hint or a replayed prefix)
+    mask: torch.Tensor  # (B, T) 1.0 at sampled tokens, the end token included
+    logp: torch.Tensor  # (B, T) the sampler's own log-probs, 0 elsewhere
+    finished: torch.Tensor  # (B,) False where the token limit cut the answer
+    image: torch.Tensor  # (B,) index into pixels and grid
+    pixels: list[torch.Tensor]
+    grid: list[torch.Tensor]
+    text: list[str]  # what was sampled and nothing else: the only text that is ever graded
+    hint: list[str]  # what was forced
+
+    def __getitem__(self, rows):
+        """The rows of an index tensor as a batch of their own, less the padding and images that only others need."""
+        real = self.attention[rows].any(0).nonzero()
+        left, right = real[0].item(), real[-1].item() + 1
+        t = right - (self.ids.shape[1] - self.mask.shape[1])
+        used, image = self.image[rows].unique(return_inverse=True)
+        return replace(
+            self, **{k: vars(self)[k][..., rows, left:right] for k in ("ids", "attention", "positions")},
+            **{k: vars(self)[k][rows, :t] for k in ("forced", "mask", "logp")}, finished=self.finished[rows],
+            image=image, pixels=[self.pixels[i] for i in used], grid=[self.grid[i] for i in used],
+            text=[self.text[i] for i in rows], hint=[self.hint[i] for i in rows],
+        )  # fmt: skip
+
+
+def left_pad(rows, width, value=0):
+    """n tensors (..., L) -> (n, ..., width)."""
+    return torch.stack([F.pad(x, (width - x.shape[-1], 0), value=value) for x in rows])
+
+
+@torch.no_grad()
+def sample(policy, processor, problems, args, run, prefix=None, greedy=False):
+    """Answers to B problems, each `args.group` times in a row -> Batch. All ranks call it together.
+
+    prefix: B lists of token ids that the answers begin with (equal within a group), or None. The other tokens are drawn
+    from softmax(logits / temperature) over the V tokens: no top-k, no top-p, no penalty, and the model's own generation
+    settings are never read. A prompt runs once; its keys and values are shared out to the group.
+    """
+    refresh(policy)
+    model, group, new, device = policy.sampler, args.group, args.max_new_tokens, run.device
+    prompts = [processor.encode(p) for p in problems[::group]]
+    forced = prefix[::group] if prefix else [[]] * len(prompts)
+
+    # prefill: prompt and forced tokens of each problem
+    context = [torch.tensor(p.ids + f) for p, f in zip(prompts, forced, strict=True)]
+    width = max(map(len, context))
+    ids = left_pad(context, width, policy.eos[1]).to(device)  # (problems, width)
+    attention = left_pad([torch.ones_like(x, dtype=torch.bool) for x in context], width).to(device)
+    places = [F.pad(p.positions, (0, len(f))) for p, f in zip(prompts, forced, strict=True)]  # (3, L + forced)
+    for x, p in zip(places, prompts, strict=True):
+        x[:, len(p.ids) :] = p.positions.max() + 1 + torch.arange(x.shape[1] - len(p.ids))
+    positions = left_pad(places, width).transpose(0, 1).to(device)  # (3, problems, width)
+    pixels, grid = [p.pixels.to(device) for p in prompts], [p.grid.to(device) for p in prompts]
+    embeds = embed(model, ids, torch.arange(len(prompts)), pixels, grid)
+    out = model.model.language_model(
+        inputs_embeds=embeds, attention_mask=attention, position_ids=positions, use_cache=True
+    )
+    share = lambda x, dim=0: x.repeat_interleave(group, dim)
+    ids, attention, positions, hidden = (
+        share(ids),
+        share(attention),
+        share(positions, 1),
+        share(out.last_hidden_state[:, -1]),
+    )
+    cache = [[share(F.pad(x, (0, 0, 0, new))) for x in (c.keys, c.values)] for c in out.past_key_values.layers]
+
+    # decode: a token a row and step; finished rows are dropped now and then
+    B, eos = len(problems), torch.tensor(policy.eos, device=device)
+    tokens, logp = torch.full((B, new), policy.eos[1], device=device), torch.zeros(B, new, device=device)
+    live, done = torch.arange(B, device=device), torch.zeros(B, dtype=torch.bool, device=device)
+    place, valid = positions[0, :, -1] + 1, F.pad(attention, (0, new), value=True)
+    for t in range(new):
+        logits = next_logits(hidden, model.lm_head.weight, policy.banned, args.temperature)  # (rows, V)
+        noise = 0 if greedy else -torch.empty_like(logits).exponential_().clamp_min_(1e-30).log_()
+        token = (logits + noise).argmax(-1)  # Gumbel-max: a draw from the softmax
+        tokens[live, t], logp[live, t] = token, logits.gather(-1, token[:, None]).squeeze(-1) - logits.logsumexp(-1)
+        done = done | torch.isin(token, eos)
+        if t % 8 == 7:  # looking at `done` makes the host wait for the device
+            rows = (~done).nonzero().squeeze(-1)
+            if len(rows) == 0:
+                break
+            if len(rows) < len(live):
+                live, done, token, place, valid = (x[rows] for x in (live, done, token, place, valid))
+                cache = [[x[rows] for x in kv] for kv in cache]
+        if t + 1 < new:
+            hidden = decode(model.model.language_model, token, place + t, width + t, cache, valid)
+
+    # assemble: the last T columns are the responses
+    ends = torch.isin(tokens[:, : t + 1], eos)
+    length = torch.where(ends.any(1), ends.int().argmax(1) + 1, t + 1)  # (B,) the end token counts
+    longest, steps = max(map(len, forced)), torch.arange(length.max(), device=device)
+    sampled = steps < length[:, None]
+    given = left_pad([torch.ones(len(f), device=device) for f in forced], longest)
+    tokens = tokens[:, : len(steps)].masked_fill(~sampled, policy.eos[1])
+    read = lambda rows: processor.tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return Batch(
+        ids=torch.cat([ids, tokens], 1), attention=torch.cat([attention, sampled], 1),
+        positions=torch.cat([positions, positions[:, :, -1:] + 1 + steps], 2),
+        forced=F.pad(share(given), (0, len(steps))), mask=F.pad(sampled.float(), (longest, 0)),
+        logp=F.pad(logp[:, : len(steps)] * sampled, (longest, 0)), finished=ends.any(1),
+        image=torch.arange(B, device=device) // group,
+        pixels=pixels, grid=grid, hint=read([f for f in forced for _ in range(group)]),
+        text=read([x[:n] for x, n in zip(tokens.tolist(), length.tolist(), strict=True)]),
+    )  # fmt: skip
+
+
+def decode(lm, token, place, slot, cache, valid):
+    """One token of each of R rows: (R,) ids at M-RoPE positions (R,) -> (R, hidden). Fills column `slot` of the cache.
+
+    The query heads that share a key head become its queries, so that keys are read once and never copied.
+    """
+    x = lm.embed_tokens(token)
+    cos, sin = lm.rotary_emb(x, place[:, None].expand(3, -1, 1))  # (R, 1, head)
+    for layer, (keys, values) in zip(lm.layers, cache, strict=True):
+        attn, h = layer.self_attn, layer.input_layernorm(x)
+        heads = (len(token), -1, 1, attn.head_dim)
+        q, k = apply_rotary_pos_emb(attn.q_proj(h).view(heads), attn.k_proj(h).view(heads), cos, sin)
+        keys[:, :, slot], values[:, :, slot] = k.squeeze(2), attn.v_proj(h).view(heads).squeeze(2)
+        q = q.view(len(token), keys.shape[1], -1, attn.head_dim)  # (R, key heads, queries a key head, head)
+        past = slice(0, slot + 1)
+        h = F.scaled_dot_product_attention(q, keys[:, :, past], values[:, :, past], valid[:, None, None, past])
+        x = x + attn.o_proj(h.reshape(len(token), -1))
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+    return lm.norm(x)
+
+
+# --------------------------------------------------------------------------------------------------------- 6 scoring
+
+
+def token_logps(policy, batch, rows, args):
+    """Log-probs of the responses of `rows`, an index tensor, with gradient -> (b, T); 0 at padding."""
+    logp = policy(batch[rows], args.temperature)
+    return F.pad(logp, (0, batch.mask.shape[1] - logp.shape[1]))
+
+
+@torch.no_grad()
+def score(policy, batch, args):
+    """`token_logps` of the whole batch without gradient -> (B, T), cut as the update cuts it: the first ratio is 1."""
+    logp = torch.zeros_like(batch.logp)
+    for minibatch in torch.arange(len(logp)).chunk(args.minibatches):
+        for rows in minibatch.split(args.micro_batch):
+            logp[rows] = token_logps(policy, batch, rows, args)
+    return logp
+
+
+# ---------------------------------------------------------------------------------------------------------- 7 reward
+
+NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+MONTHS = "january february march april may june july august september october november december".split()
+SPELLING = [  # in order: LaTeX, words and typography -> the few signs that `value` reads
+    (r"\\(?:text|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r" \1 "),
+    (r"\\(?:left|right|quad|displaystyle)|\\[,;:! ()\[\]]|[$*`~]{2}|[$`~]|\{,\}", ""),
+    (r"\\[dt]?frac", "frac"), (r"frac\s*(\d)\s*(\d)", r"frac{\1}{\2}"), (r"\\sqrt|√", "sqrt"), (r"\\pi|π", "pi"),
+    (r"\^\s*\{?\s*\\circ\s*\}?|\\circ|°|\bdegrees?\b", " "), (r"\\times|\\cdot|×|·", "*"), (r"÷", "/"),
+    (r"\\in\b|\\approx|≈|∈", "="), (r"\\?%|\bpercent\b", "%"), (r"\\([{}])", r"\1"), (r"(?<=\d),(?=\d{3}(?!\d))", ""),
+    (rf"\b({'|'.join(NUMBER_WORDS)})\b", lambda m: str(NUMBER_WORDS.index(m[1]))),
+    (r"(?<=\d)\s*(hundred|thousand|million|billion)\b", lambda m: f"e{dict(h=2, t=3, m=6, b=9)[m[1][0]]}"),
+    (r"\b(\d+)\s+(\d+)\s*/\s*(\d+)\b", r"(\1+\2/\3)"),  # a mixed number
+    (r":0(\d)\b", r":\1"),  # 8:05 and 8:5 are one time
+]  # fmt: skip
+IS = r"(?:\s+(?:is|are|was|equals?|must be|should be)\b|\s*[:=])\s*:?"
+PHRASE = rf"(?:\b(?:answer|result|option|choice){IS}|\b(?:must|has to) be\b|答案[应该]*[是为选]?\s*:?|选[择项]?\s*:?)"
+CUT_OFF = r"(?:\b(?:the|an?|is|are|and|or|of|to|by|so|then|that|we|get|from)|[-+*/=:,(])$"
+
+
+def tidy(text):
+    """The end of the text, which holds the answer, in plain Unicode: full-width signs and fancy minuses made ASCII."""
+    text = text[-4000:].translate({0x2212: "-", 0x2013: "-", 0xB2: "^2", 0xB3: "^3"})
+    return unicodedata.normalize("NFKC", text)[-4000:].replace("**", "").replace("`", "").strip()
+
+
+def spell(text):
+    """Lower case, no LaTeX, no number words, no commas within numbers, no final stop."""
+    text = tidy(text).lower()
+    for pattern, new in SPELLING:
+        text = re.sub(pattern, new, text)
+    return text.strip(" .;,!?\"'\n。")
+
+
+def value(text):
+    """The number that a spelled text is, `2 sqrt(3)/3 cm` included -> float, or None. Nothing is ever executed.
+
+    Recursive descent over at most 80 characters: sum, product, power, atom. Words that follow are taken for a unit.
+    """
+    found = re.match(r"(?:pi(?![a-z])|sqrt|frac|e[-+]?\d+|[\d.+\-*/^(){}\s])+", text[:80])
+    unit = text[found.end() :] if found else ""
+    if not found or re.search(r"\d(?!$)|[^%\w\s^/().-]|\b(?:and|or|to|x|y)\b", unit):
+        return None
+    tokens = re.findall(r"\d+\.?\d*(?:e[-+]?\d{1,2})?|\.\d+|pi|sqrt|frac|\S", found[0].rstrip("-+*/({ "))[::-1]
+    ahead = lambda *signs: bool(tokens) and tokens[-1] in signs
+
+    def atom():
+        token = tokens.pop() if tokens else ""
+        if token in ("(", "{"):
+            inner = total()
+            return inner if ahead(")", "}") and tokens.pop() else math.nan
+        if token in ("-", "+"):
+            return power() * (-1 if token == "-" else 1)
+        if token in ("sqrt", "frac"):
+            x = atom()
+            return quotient(x, atom()) if token == "frac" else math.sqrt(x) if x >= 0 else math.nan
+        return math.pi if token == "pi" else float(token) if re.match(r"\.?\d", token) else math.nan
+
+    def power():
+        base = atom()
+        exponent = power() if ahead("^") and tokens.pop() else 1.0
+        tame = base and abs(exponent) < 99 and abs(exponent * math.log10(abs(base))) < 99
+        return base**exponent if tame and (base > 0 or exponent % 1 == 0) else base if exponent == 1 else math.nan
+
+    def product():
+        x = power()
+        while tokens and not ahead("+", "-", ")", "}"):
+            divide = ahead("*", "/") and tokens.pop() == "/"
+            x = quotient(x, power()) if divide else x * power()
+        return x
+
+    def total():
+        x = product()
+        while ahead("+", "-"):
+            sign = 1 if tokens.pop() == "+" else -1
+            x += sign * product()
+        return x
+
+    quotient = lambda x, y: x / y if y else math.nan
+    x = total()
+    return x if not tokens and abs(x) < 1e99 else None
+
+
+def same_value(a, b):
+    """Two spelled texts: equal words, or numbers that agree. An integer must be met, a decimal within 0.001 and 1 %."""
+    (name, _, a), (gold_name, _, b) = (x.rpartition("=") for x in (a, b))
+    if name and gold_name and name.split("=")[0].strip() != gold_name.split("=")[0].strip():
+        return False  # x = 4 is not y = 4
+    x, y = value(a.strip()), value(b.strip())
+    if x is None or y is None:
+        month = lambda w: next((m for m in MONTHS if len(w) > 2 and m.startswith(w)), w)
+        a, b = (re.sub(r"[^\w:/+-]|^(?:in|on|the)\s", "", w.strip()) for w in (a, b))
+        return month(a) == month(b) != ""
+    if ("%" in a) != ("%" in b) and y and math.isclose(x / y, 100 if "%" in a else 0.01):
+        return True  # 25 % of 0.25
+    return abs(x - y) <= (1e-9 * max(1, abs(y)) if y == int(y) else min(1e-3, 1e-2 * abs(y)))
+
+
+def same_answer(a, b):
+    """Whether `a` says what the reference `b` says: numbers in any usual spelling, pairs, sets of solutions, words."""
+    a, b = spell(a)[:300], spell(b)[:300]
+    parts = lambda s: [
+        x
+        for x in re.split(r",|;|\bor\b|\band\b", re.sub(r"^[a-z] *=(?= *\{)|(?<![a-z}])[(){}](?![^,]*[*/^])", "", s))
+        if x.strip()
+    ]
+    left, right = parts(a), parts(b)
+    if len(left) != len(right) or len(right) < 2:
+        return same_value(a, b)
+    if b[0] == "(":  # a point: the order counts
+        return all(map(same_value, left, right))
+    return all(any(same_value(x, y) for x in left) for y in right)
+
+
+def pick(text, choices):
+    """The option a text names, by its letter or by its own text -> letter, or None where it names none or several."""
+    names, text = letters(choices), tidy(text).strip("*$ \n")
+    text = re.sub(r"\\(?:text|mathrm|mathbf)\s*\{([^{}]*)\}", r"\1", text)
+    if found := re.match(r"\(?([A-Z])(?:[).:,]|$)", text):
+        return found[1] if found[1] in names else None
+    if len(same := [n for n, choice in zip(names, choices, strict=True) if same_answer(text, choice)]) == 1:
+        return same[0]
+    found = set(re.findall(r"(?<![\w'])\(?([A-Z])\)?(?![\w'])(?! (?!is\b)[a-z])", text))
+    if not found:
+        found = {
+            n
+            for n, x in zip(names, choices, strict=True)
+            if re.search(rf"(?<!\w){re.escape(spell(x))}(?!\w)", spell(text))
+        }
+    return found.pop() if len(found) == 1 and found <= set(names) else None
+
+
+def extract(text, choices):
+    """The final answer, as written, or None: the last <answer> tag, else the last \\boxed, else a JSON "short answer",
+    else what follows the last answer phrase, else what the last sentence comes to."""
+    text = tidy(text)
+    if tags := re.findall(r"<answer>((?:(?!<answer>).)*?)</answer>", text, re.I | re.S):
+        return tags[-1].strip() or None
+    if "\\boxed{" in text:
+        depth, start = 1, text.rindex("\\boxed{") + 7
+        for i, c in enumerate(text[start:], start):
+            depth += (c == "{") - (c == "}")
+            if depth == 0:
+                return text[start:i].strip() or None
+        return None
+    if found := re.search(r'"short answer"\s*:\s*"?([^"}]*)', text):
+        return found[1].strip() or None
+    sentences = [s.strip() for s in re.split(r"(?<=[a-z\d)°%][.!?])\s+|[。\n]+", text) if s.strip()]
+    for sentence in reversed(sentences):
+        found = [*re.finditer(PHRASE, sentence, re.I)]
+        if found and (span := sentence[found[-1].end() :].strip()) and not re.search(CUT_OFF, span):
+            return span
+    last = sentences[-1] if sentences else ""
+    if not last or re.search(CUT_OFF, last):
+        return None
+    if choices:
+        return last if pick(last, choices) else None
+    pieces = re.split(r"\b(?:is|are|was|were|equals|by|have)\b|:(?=\s)", re.sub(r"\bin (?:19|20)\d\d\b", "", last))
+    span = spell(([x for x in pieces if re.search(r"\d", x)] or pieces)[-1])
+    numbers = re.findall(r"-?\d[\d.]*", span)
+    if value(span) is None and len(numbers) == 1 and not re.search(r"[=<>]", span):
+        span = span[span.index(numbers[0]) :]  # `in total 13 houses`
+    short = len(re.findall(r"[^\W\d_]{2,}", span)) <= 4 and re.search(r"\w", span)
+    return span if short else None
+
+
+def grade(output, answer, choices):
+    """The verdict behind the reward -> "right", "wrong" or "unparsed". Reads nothing but its arguments.
+
+    answer: the reference, free-form or, where there are choices, an option's letter or text. ValueError if it is empty.
+    """
+    if not answer.strip():
+        raise ValueError("the reference answer is empty")
+    found = extract(output, choices)
+    if found is None:
+        return "unparsed"
+    if not choices:
+        return "right" if same_answer(found, answer) else "wrong"
+    gold = answer if answer in [*letters(choices)] else pick(answer, choices)
+    return "right" if gold is not None and pick(found, choices) == gold else "wrong"
+
+
+def reward(batch, problems):
+    """Strict {0, 1} reward (B,) and the grades behind it, a list of B words. Reads sampled text only.
+
+    An answer that the token limit cut off counts as unparsed.
+    """
+    answers = zip(batch.text, problems, batch.finished.tolist(), strict=True)
+    grades = [grade(text, p["answer"], p["choices"]) if done else "unparsed" for text, p, done in answers]
+    return torch.tensor([float(g == "right") for g in grades], device=batch.mask.device), grades
+
+
+def rollout_stats(batch, reward, grades, args):
+    """What every arm logs of its rollouts: shares of grades, of dead and mixed groups, of distinct answers; lengths."""
+    groups, texts = reward.view(-1, args.group).mean(1), [batch.text[i :: args.group] for i in range(args.group)]
+    return dict(
+        reward=reward, **{g: grades.count(g) / len(grades) for g in ("right", "wrong", "unparsed")},
+        all_wrong=(groups == 0).double(), all_right=(groups == 1).double(),
+        mixed=((groups > 0) & (groups < 1)).double(),
+        distinct=sum(len(set(x)) for x in zip(*texts, strict=True)) / len(grades), tokens=batch.mask.sum(),
+        length=batch.mask.sum(1), truncated=(~batch.finished).double(),
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------- 8 gates
+
+
+def gate(name, good, value, text, bad="fail"):
+    return dict(name=name, verdict="pass" if good else bad, value=value, text=text)
+
+
+def shared_gates(policy, processor, pool, args, run):
+    """What every arm checks before training, on one step's rollouts -> list of gates."""
+    run.begin("gates")
+    problems = next_problems(pool, 0, args, run)
+    batch = sample(policy, processor, problems, args, run)
+    rewards, grades = reward(batch, problems)
+    gap = ((score(policy, batch, args) - batch.logp) * batch.mask).abs()
+    m = run.mean(rollout_stats(batch, rewards, grades, args) | dict(gap=gap.sum() / batch.mask.sum()))
+    few = pool[:: math.ceil(len(pool) / 64)]
+    longest, room = (
+        max(len(processor.encode(p).ids) for p in few),
+        policy.model.config.text_config.max_position_embeddings,
+    )
+    trained, every = (sum(p.numel() for p in policy.parameters() if p.requires_grad or k) for k in (0, 1))
+    dropout = policy.model.config.text_config.attention_dropout
+    expected = (1 - m["reward"]) ** args.group  # by Jensen, the least that independent rollouts allow
+    noise = 3 * (expected * (1 - expected) / args.problems) ** 0.5
+    choice = sum(p["kind"] == "choice" for p in pool) / len(pool)
+    solved = sum(bool(p.get("solution")) for p in pool) / len(pool)
+    three = range(0, len(grades), math.ceil(len(grades) / 3))
+    read = lambda i: f"{extract(batch.text[i], problems[i]['choices'])!r}, gold {problems[i]['answer']!r}: {grades[i]}"
+    return [
+        gate("pool", True, len(pool), f"{len(pool)} problems, every image readable; {choice:.0%} multiple choice, "
+             f"{solved:.0%} with a reference solution"),
+        gate("prompt", longest + args.max_new_tokens <= room, longest,
+             f"the longest of {len(few)} prompts takes {longest} tokens, an answer {args.max_new_tokens}, of {room}"),
+        gate("weights", dropout == 0, trained, f"{trained:,} of {every:,} are trained, in fp32, dropout {dropout}"),
+        gate("sampling", m["distinct"] > 1 / args.group or args.group == 1, m["distinct"],
+             f"temperature {args.temperature}, no top-k, no top-p, ends at {policy.eos}; "
+             f"{m['distinct']:.0%} of a group's answers are distinct"),
+        gate("log-probs", m["gap"] < (1e-3 if run.dtype == torch.float32 else 0.3), m["gap"],
+             f"sampler and training forward differ by {m['gap']:.1e} nats a token, {gap.max():.1e} at most"),
+        gate("rollouts", True, len(grades), f"three of {len(grades)}, with the answer read and its grade:"
+             + "".join(f"\n        {batch.text[i][-90:]!r} is read as {read(i)}" for i in three)),
+        gate("success", 0 < m["reward"] < 1, m["reward"], f"{m['reward']:.1%} of rollouts right (paper: 3.6%)", "warn"),
+        gate("dead groups", m["all_wrong"] >= expected - noise, m["all_wrong"],
+             f"{m['all_wrong']:.0%} of groups all wrong (paper: 85-97%), at least {expected:.0%} expected", "warn"),
+        gate("parsed", m["unparsed"] < 0.5, 1 - m["unparsed"],
+             f"{1 - m['unparsed']:.0%} of answers can be read; below half, failures are of format", "warn"),
+    ]  # fmt: skip
+
+
+def report_gates(gates, args, run, when="before training"):
+    """Print the gates, file them in gates.json, and stop where one failed (--gates stop|warn|off)."""
+    if args.gates == "off":
+        return
+    if run.rank == 0:
+        path = run.dir / "gates.json"
+        others = [g for g in json.loads(path.read_text())["gates"] if g["when"] != when] if path.exists() else []
+        write_text(path, json.dumps({"gates": others + [g | {"when": when} for g in gates]}, indent=1))
+        print(
+            f"{run.dir}: gates {when}",
+            *(f"  {g['verdict']}  {g['name']}: {g['text']}" for g in gates),
+            sep="\n",
+            flush=True,
+        )
+    failed = [g["name"] for g in gates if g["verdict"] == "fail"]
+    if failed and args.gates == "stop":
+        raise SystemExit(
+            f"{run.dir}: the gate {' and '.join(failed)} failed, see above; --gates warn goes on regardless."
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- 9 outputs
+
+
+def greedy_outputs(policy, processor, rows, args, run, desc=None):
+    """Greedy answers to all rows, shared out over the ranks -> list of texts in the order of rows, on every rank."""
+    single, share = replace(args, group=1), math.ceil(len(rows) / run.world)
+    mine = [
+        rows[i % len(rows)] for i in range(run.rank, share * run.world, run.world)
+    ]  # equal shares keep ranks in step
+    size, texts = args.problems * args.group // run.world, []
+    for i in tqdm(range(0, share, size), desc, disable=desc is None or run.rank > 0, leave=False):
+        texts += sample(policy, processor, mine[i : i + size], single, run, greedy=True).text
+    dist.all_gather_object(every := [None] * run.world, texts)
+    return [every[i % run.world][i // run.world] for i in range(len(rows))]
+
+
+def evaluate(policy, processor, sets, step, args, run):
+    """Every `eval_every` steps: {eval_<set>: greedy accuracy by the rule grader on its first `eval_size` rows}."""
+    if not args.eval_every or (step + 1) % args.eval_every:
+        return {}
+    scores = {}
+    for name, rows in sets.items():
+        texts = greedy_outputs(policy, processor, rows := rows[: args.eval_size], args, run)
+        scores[f"eval_{name}"] = sum(
+            grade(x, p["answer"], p["choices"]) == "right" for x, p in zip(texts, rows, strict=True)
+        ) / len(rows)
+    return scores
+
+
+def write_outputs(policy, processor, sets, args, run):
+    """checkpoint/ (a valid --model) and its audit, then greedy answers in outputs.jsonl, which end the run."""
+    refresh(policy)
+    model, folder = policy.sampler, run.dir / "checkpoint"
+    if run.rank == 0:
+        for part in (model, processor.tokenizer, processor.images):
+            part.save_pretrained(folder.with_suffix(".new"))
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.with_suffix(".new").rename(folder)
+    dist.barrier()
+    before, saved = (load_model(path, model.dtype).state_dict() for path in (args.model, folder))
+    live = {name: x.cpu() for name, x in model.state_dict().items()}
+    moved = sum(not torch.equal(x, before[name]) for name, x in live.items())
+    audit = [
+        gate(
+            "moved",
+            (moved > 0) == (args.steps > 0),
+            moved,
+            f"{moved} of {len(live)} tensors differ from {args.model}",
+            "warn",
+        ),
+        gate("finite", all(x.isfinite().all() for x in live.values()), "", "all weights are finite"),
+        gate(
+            "saved",
+            all(torch.equal(x, saved[name]) for name, x in live.items()),
+            "",
+            "the checkpoint is the model that answers",
+        ),
+    ]
+    report_gates(audit, args, run, "after training")
+    lines = []
+    for name, rows in sets.items():
+        texts = greedy_outputs(policy, processor, rows, args, run, f"{run.dir.name}: answers to {name}")
+        lines += [
+            json.dumps(dict(set=name, id=p["id"], output=x), ensure_ascii=False)
+            for p, x in zip(rows, texts, strict=True)
+        ]
+    if run.rank == 0:
+        write_text(run.dir / "outputs.jsonl", "\n".join(lines) + "\n")
+        shutil.rmtree(run.dir / "state", ignore_errors=True)
+        tqdm.write(f"{run.dir}: finished. Next: python judge.py {run.dir.parent}/* --judge rule")
+    dist.barrier()

@@ -1,0 +1,653 @@
+"""The toy world: a 1 M-parameter Qwen2-VL, a 3 M teacher and drawn problems, so that every arm runs in minutes.
+
+A problem is a picture of cards. A boxed number starts the chain; the shape of each card is the operation (circle +,
+square -, triangle x) and its digit the operand. A worked solution has one step a card, `+8=45;`, and ends with
+`<answer>45</answer>`; its sentences are joined without spaces. A step that carries, borrows or multiplies is *hard*.
+`train` and `sparse` are what the base almost never gets right, with a small tail that it does; `old` is mostly multiple
+choice; `cross` has another style (dark, outlined, read down the columns, with gaps); `easy` is short.
+
+**The base's failings are designed.** They come from its pretraining corpus, which is careless on purpose: on hard steps
+its worked solutions *slip* (carry dropped, borrow forgotten, times read as plus) at a rate of the card's own, most long
+problems are answered *without work*, and multiple choice with a bare letter. So the base reads pictures, knows the
+format and does easy steps, but rarely gets a long chain right. The teacher saw few answers without work and slips on
+some cards only. No rate is written in: whatever is measured comes from training and sampling.
+
+    python -m data.toy.prepare                 draw the pictures that are missing (seconds)
+    python -m data.toy.prepare --calibrate     measure the shipped world again (--limit 100: on 100 rows of each set)
+    python -m data.toy.prepare --rebuild       all of it from the seed: tokenizer, models, rows, table (a GPU, minutes)
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import tempfile
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that one seed pretrains one model
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw, ImageFont
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
+from transformers import (
+    AttentionInterface,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+)
+from transformers.vision_utils import get_vision_position_ids
+
+import common
+import grpo
+
+HERE = Path(__file__).parent
+
+# ------------------------------------------------------------------------------------------------------------- knobs
+
+SEED = 0
+VALUES = range(100)  # no right or careless result leaves it
+STARTS = (2, 60)
+CARDS = [f"{op}{d}" for op, digits in (("+", range(1, 10)), ("-", range(1, 10)), ("x", range(2, 6))) for d in digits]
+TIMES = ["x2", "x2", "x3", "x4", "x5"]  # 30 % of the cards that are wanted hard are drawn from these
+
+OPEN = [
+    "Start from the boxed number and apply each card in order. What is the result?",
+    "Apply the cards one by one to the boxed number. Find the final value.",
+    "What number do you get after all the cards?",
+]
+CHOICE = [*OPEN, "Which option equals the result of all the cards?", "Choose the correct final value."]
+CROSS = [
+    "Read down the columns and evaluate the whole puzzle. Report the outcome.",
+    "Going down each column, which value comes out at the end?",
+]
+PASTEL = [(255, 205, 205), (205, 235, 205), (205, 215, 255), (250, 235, 180)]  # fills, light style; without meaning
+LOUD = [(255, 90, 90), (90, 230, 120), (110, 160, 255), (250, 210, 60)]  # outlines, dark style
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part of a corpus or set: chains of so many cards, each wanted hard with one of the chances `hard` (a chain)."""
+
+    cards: tuple[int, int]
+    hard: tuple[float, ...]
+    dark: bool = False
+    choice: bool = False
+    share: float = 0.0  # of the corpus
+    direct: float = 0.0  # share answered without work
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model's corpus, habits, size and schedule."""
+
+    parts: tuple[Part, ...]
+    bad: float  # share of the cards with a bad habit
+    slips: tuple[float, float]  # chance of a slip on a hard step with such a card, drawn once per card
+    careful: float  # the same for the other cards
+    hidden: int
+    layers: int
+    heads: int
+    mlp: int
+    vision: int
+    spare: int  # embedding rows beyond the tokenizer's: of the real pair, too, the teacher is the wider one
+    steps: int
+    lr: float
+    problems: int = 60_000
+    batch: int = 128
+
+
+RECIPES = {
+    "student": Recipe(
+        (Part((1, 4), (0.15,), share=0.35, direct=0.15),
+         Part((3, 8), (0.3, 0.6, 0.8), share=0.35, direct=0.7),
+         Part((3, 7), (0.6,), choice=True, share=0.15, direct=0.85),
+         Part((1, 6), (0.1, 0.4, 0.7), dark=True, share=0.15, direct=0.3)),
+        bad=1.0, slips=(0.3, 0.8), careful=0.0,
+        hidden=128, layers=4, heads=4, mlp=384, vision=64, spare=0, steps=4000, lr=2e-3,
+    ),
+    "teacher": Recipe(
+        (Part((1, 4), (0.15,), share=0.20, direct=0.05),
+         Part((3, 8), (0.3, 0.6, 0.8), share=0.40, direct=0.05),
+         Part((3, 7), (0.6,), choice=True, share=0.15, direct=0.85),
+         Part((1, 7), (0.1, 0.4, 0.7), dark=True, share=0.25, direct=0.05)),
+        bad=0.4, slips=(0.5, 0.8), careful=0.03,
+        hidden=192, layers=6, heads=6, mlp=576, vision=96, spare=8, steps=2500, lr=1e-3,
+    ),
+}  # fmt: skip
+
+SETS = {
+    "old": [(220, Part((3, 7), (0.6,), choice=True)), (99, Part((1, 4), (0.3,)))],
+    "cross": [(400, Part((3, 7), (0.6,), dark=True))],
+    "easy": [(200, Part((1, 4), (0.15,)))],
+}
+NAMES = ("train", "sparse", *SETS)
+POOL, CANDIDATES = Part((5, 8), (0.75,)), 30_000
+ROUNDS = (16, 16, 32, 64, 64)  # rollouts a candidate: it stays while none is right, or while the share fits the tail
+TAIL, TAIL_SHARE = (0.4, 0.55), 0.06  # right, of a tail item's rollouts; tail items, of the pool
+SPARSE = 4  # every fourth selected row is for evaluation, the others for training
+
+FRESH = 32 if torch.cuda.is_available() else 8  # rollouts a row in the calibration, a multiple of 8
+WORKERS = 12 if torch.cuda.is_available() else 2  # processes that sample
+TARGETS = [  # model, rows, share of the steps given, greedy, bounds of the share that is right
+    ("student", "train", 0, False, 0.03, 0.04),
+    ("student", "train", 0.25, False, 0, 1),
+    ("student", "train", 0.5, False, 0.25, 1),
+    ("student", "train", 0.75, False, 0, 1),
+    ("student", "sparse", 0, False, 0, 1),
+    ("student", "sparse", 0, True, 0, 1),
+    ("student", "cross", 0, True, 0.12, 0.3),
+    ("student", "easy", 0, True, 0.6, 1),
+    ("student", "old choice", 0, True, 0.18, 0.32),
+    ("student", "old open", 0, True, 0, 1),
+    ("teacher", "train", 0, False, 0.1, 0.6),
+    ("teacher", "sparse", 0, False, 0.1, 0.6),
+    ("teacher", "sparse", 0, True, 0, 1),
+    ("teacher", "cross", 0, True, 0.3, 0.9),
+    ("teacher", "easy", 0, True, 0, 1),
+]
+DEAD, BARE = (0.85, 0.97), (0.9, 1)  # bounds: all-wrong groups of 8 on train; bare letters in old choice
+
+# --------------------------------------------------------------------------------------------------- chains of cards
+
+
+def step(value, card):
+    """-> the right result and the careless one (carry dropped, borrow forgotten, times read as plus): equal if easy."""
+    digit = int(card[1:])
+    if card[0] == "+":
+        return value + digit, value + digit - 10 * (value % 10 + digit > 9)
+    if card[0] == "-":
+        return value - digit, value - digit + 10 * (value % 10 < digit)
+    return value * digit, value + digit
+
+
+@cache
+def fitting(value, hard, times):
+    """Cards that keep the value in range and are as hard as wanted, if there are any; `times`: multiplications."""
+    legal = [card for card in CARDS if all(result in VALUES for result in step(value, card))]
+    wanted = [card for card in legal if len({*step(value, card)}) == 1 + hard]
+    return [card for card in TIMES if times and card in wanted] or wanted or legal
+
+
+def make_chain(part, rng):
+    """-> ["37", "+8", "x2", ...]: the start and its cards."""
+    value, chance = rng.randint(*STARTS), rng.choice(part.hard)
+    chain = [str(value)]
+    for _ in range(rng.randint(*part.cards)):
+        hard = rng.random() < chance
+        chain.append(rng.choice(fitting(value, hard, hard and rng.random() < 0.3)))
+        value, _ = step(value, chain[-1])
+    return chain
+
+
+def work(chain, rates=None, rng=None):
+    """Sentences of a worked solution: a step a card, then the answer; right unless rates are given.
+
+    rates: {card: chance of a slip on a hard step}. The work goes on from the wrong value, and starts over where that
+    leads out of range.
+    """
+    while True:
+        value, steps = int(chain[0]), []
+        for card in chain[1:]:
+            value = step(value, card)[rates is not None and rng.random() < rates[card]]
+            steps.append(f"{card}={value};")
+            if value not in VALUES:
+                break
+        else:
+            return [*steps, f"<answer>{value}</answer>"]
+
+
+def make_options(answer, rng):
+    """Four values {b, b + 10, b - 10, b +- 1 or 2} modulo 100, shuffled; any of them is the right one."""
+    pattern = [0, 10, -10, rng.choice((1, -1, 2, -2))]
+    first = answer - rng.choice(pattern)
+    return rng.sample([str((first + p) % 100) for p in pattern], 4)
+
+
+def make_problems(part, count, rng, seen):
+    """`count` rows without id and image, their picture recipes (`draw`) not in `seen`, which grows.
+
+    In multiple choice all values are right equally often: likelier answers would be given away by the options alone.
+    """
+    rows, used = [], Counter()
+    while len(rows) < count:
+        chain = make_chain(part, rng)
+        solution, choices = work(chain), []
+        answer = re.search(r"\d+", solution[-1])[0]
+        if part.choice:
+            if used[answer] >= count / len(VALUES):
+                continue
+            used[answer] += 1
+            choices = make_options(int(answer), rng)
+            answer = common.letters(choices)[choices.index(answer)]
+            solution[-1] = f"<answer>{answer}</answer>"
+        cells, places = [None] * 9, sorted(rng.sample(range(9), len(chain))) if part.dark else range(len(chain))
+        for place, text in zip(places, chain, strict=True):
+            cells[reading(part.dark)[place]] = [text, rng.randrange(4), rng.randint(-1, 1)]  # and its colour and shift
+        draw = {"dark": part.dark, "cells": cells}
+        if str(draw) not in seen:
+            seen.add(str(draw))
+            question = rng.choice(CROSS if part.dark else CHOICE if part.choice else OPEN)
+            rows.append({"question": question, "answer": answer, "kind": "choice" if part.choice else "free",
+                         "choices": choices, "solution": solution, "draw": draw})  # fmt: skip
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------------- pictures
+
+
+def reading(dark):
+    """The nine cells in reading order: along the rows, or down the columns."""
+    return (0, 3, 6, 1, 4, 7, 2, 5, 8) if dark else range(9)
+
+
+def chain_of(draw):
+    """The chain that a picture shows."""
+    return [draw["cells"][i][0] for i in reading(draw["dark"]) if draw["cells"][i]]
+
+
+@cache
+def draw_tile(dark, text, colour, shift):
+    """A cell of 28 x 28 px, one image token; an empty text is a blank."""
+    tile = Image.new("RGB", (28, 28), (28, 28, 40) if dark else "white")
+    if text:
+        pen, ink = ImageDraw.Draw(tile), (235, 235, 235) if dark else (25, 25, 25)
+        look = {"outline": LOUD[colour], "width": 2} if dark else {"fill": PASTEL[colour]}
+        low, middle, high = 3 + shift, 14 + shift, 25 + shift
+        if text[0] == "+":
+            pen.ellipse((low, low, high, high), **look)
+        elif text[0] == "-":
+            pen.rectangle((low, low, high, high), **look)
+        elif text[0] == "x":
+            pen.polygon([(middle, low - 2), (high + 2, high), (low - 2, high)], **look)
+        else:  # the start
+            pen.rectangle((1, 5, 26, 23), **({"outline": ink, "width": 2} | look))
+        font, height = ImageFont.load_default(13 if dark else 15), 18 if text[0] == "x" else 14
+        pen.text((middle, height), text.lstrip("+-x"), ink, font, "mm")
+    return tile
+
+
+def draw_row(row, folder):
+    """Draw the row's picture below the folder, whole or not at all: 3 x 3 cells, so 36 patches and 9 image tokens."""
+    picture, path = Image.new("RGB", (84, 84)), Path(folder, row["image"])
+    for i, cell in enumerate(row["draw"]["cells"]):
+        picture.paste(draw_tile(row["draw"]["dark"], *(cell or ("", 0, 0))), (i % 3 * 28, i // 3 * 28))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}")
+    picture.save(new, "png")
+    new.replace(path)
+
+
+# ---------------------------------------------------------------------------------------------- tokenizer and models
+
+SPECIAL = [
+    f"<|{x}|>" for x in ("endoftext", "im_start", "im_end", "vision_start", "vision_end", "image_pad", "video_pad")
+]
+TEMPLATE = (
+    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n"
+    "{% if turn.content is string %}{{ turn.content }}{% else %}{% for part in turn.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tokenizer():
+    """Byte-level BPE that has merged the prompts' words only: each character of a solution is a token."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)])
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=480, special_tokens=SPECIAL, show_progress=False,
+                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))  # fmt: skip
+    bpe.train_from_iterator([*CHOICE, *CROSS, "user\n", "assistant\n", *(f"\n({x}) " for x in "ABCD")], trainer)
+    bpe.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in ("<answer>", "</answer>")])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+                                   extra_special_tokens=SPECIAL, chat_template=TEMPLATE)  # fmt: skip
+
+
+def make_model(recipe, tokenizer):
+    """A Qwen2-VL of the recipe's size with random weights."""
+    start, _, end, vision_start, vision_end, image, video = tokenizer.convert_tokens_to_ids(SPECIAL)
+    text = {
+        "vocab_size": math.ceil(len(tokenizer) / 8) * 8 + recipe.spare, "hidden_size": recipe.hidden,
+        "intermediate_size": recipe.mlp, "num_hidden_layers": recipe.layers, "num_attention_heads": recipe.heads,
+        "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]},
+        "bos_token_id": start, "eos_token_id": end, "pad_token_id": start,
+    }  # fmt: skip
+    vision = {"depth": 2, "embed_dim": recipe.vision, "num_heads": 4, "mlp_ratio": 2, "hidden_size": recipe.hidden}
+    model = Qwen2VLForConditionalGeneration(
+        Qwen2VLConfig(text_config=text, vision_config=vision, image_token_id=image, video_token_id=video,
+                      vision_start_token_id=vision_start, vision_end_token_id=vision_end, tie_word_embeddings=True)
+    )  # fmt: skip
+    # near-greedy chat settings, like those of the published model, which a sampler must not fall for
+    model.generation_config = GenerationConfig(bos_token_id=start, pad_token_id=start, eos_token_id=[end, start],
+                                               do_sample=True, temperature=0.01, top_k=1, top_p=0.001)  # fmt: skip
+    return model
+
+
+def make_images():
+    return Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=84 * 84)
+
+
+# ------------------------------------------------------------------------------------------------ corpus, pretraining
+
+
+def make_corpus(recipe, tokenizer, rng):
+    """-> ids (N, L) right-padded; labels (N, L), -100 outside answers; cells (N, 9), which index tiles (n, 4, 1176).
+
+    A tile's four patches stand together in the patch order of its picture too, so nine tiles make up its 36 patches.
+    """
+    bad = rng.sample(CARDS, round(recipe.bad * len(CARDS)))  # independent habits, that no single switch mends
+    rates = {card: rng.uniform(*recipe.slips) if card in bad else recipe.careful for card in CARDS}
+    prompts, answers, cells, tiles = [], [], [], {}
+    for part in recipe.parts:
+        for row in make_problems(part, round(recipe.problems * part.share), rng, set()):
+            direct = rng.random() < part.direct
+            answer = row["solution"][-1:] if direct else work(chain_of(row["draw"]), rates, rng)
+            answers.append("".join(answer) + "<|im_end|>")
+            content = [{"type": "image"}, {"type": "text", "text": common.prompt_text(row)}]
+            prompts.append([{"role": "user", "content": content}])
+            keys = [(part.dark, *(cell or ("", 0, 0))) for cell in row["draw"]["cells"]]
+            cells.append([tiles.setdefault(key, len(tiles)) for key in keys])
+    prompts = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
+    prompts = tokenizer([prompt.replace("<|image_pad|>", "<|image_pad|>" * 9) for prompt in prompts]).input_ids
+    answers = tokenizer(answers).input_ids
+    width = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
+    ids, labels = np.full((2, len(prompts), width), [[[tokenizer.pad_token_id]], [[-100]]])
+    for i, (p, a) in enumerate(zip(prompts, answers, strict=True)):
+        ids[i, : len(p) + len(a)], labels[i, len(p) : len(p) + len(a)] = p + a, a
+    patches = make_images()([draw_tile(*key) for key in tiles], return_tensors="pt")["pixel_values"]
+    return torch.from_numpy(ids), torch.from_numpy(labels), torch.tensor(cells), patches.view(len(tiles), 4, -1)
+
+
+def picture_attention(module, q, k, v, *args, **kwargs):
+    """Attention within pictures of 36 patches: three (1, heads, patches, head) -> (1, patches, heads, head).
+
+    The stock tower loops over the pictures in Python, except for an attention that it takes for a flash one.
+    """
+    q, k, v = (x[0].unflatten(1, (-1, 36)).transpose(0, 1) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)[None], None
+
+
+AttentionInterface.register("flash_pictures", picture_attention)
+
+
+def answer_loss(model, ids, labels, pixels, first, positions, places):
+    """Mean negative log-likelihood of the labels -> scalar: the stock forward, but it never waits for the device.
+
+    ids, labels: (B, L) right-padded; pixels: (B, 36, 1176). All pictures have one shape and stand at one place, so that
+    these are known: the first image column, M-RoPE positions (3, 1, L), each patch's row and column (36, 2).
+    """
+    B, lm = len(ids), model.model.language_model
+    features = model.model.visual(
+        pixels.flatten(0, 1), None, position_ids=places.repeat(B, 1), cu_seqlens=torch.arange(B + 1) * 36, max_seqlen=36
+    ).pooler_output.view(B, 9, -1)
+    embeds = lm.embed_tokens(ids)
+    embeds = torch.cat([embeds[:, :first], features, embeds[:, first + 9 :]], 1)  # (B, L, hidden)
+    positions, causal = positions.expand(3, B, -1), {"full_attention": None}  # padding on the right needs no mask
+    hidden = lm(inputs_embeds=embeds, attention_mask=causal, position_ids=positions, use_cache=False).last_hidden_state
+    return F.cross_entropy(model.lm_head(hidden[:, :-1]).flatten(0, 1), labels[:, 1:].flatten())
+
+
+def layout(model, ids):
+    """One row's ids (L,) -> what `answer_loss` takes as known, on the model's device."""
+    seen, grid = ids[None].cpu() == model.config.image_token_id, torch.tensor([[1, 6, 6]])
+    positions, _ = model.model.get_rope_index(ids[None].cpu(), seen.long(), grid)
+    return seen[0].int().argmax().item(), positions.to(model.device), get_vision_position_ids(grid, 2).to(model.device)
+
+
+def pretrain(name, tokenizer):
+    """A new model, taught its recipe's corpus; on the GPU if there is one.
+
+    Steps of so small a model are all launches: on a GPU one is recorded as a CUDA graph and replayed.
+    """
+    recipe, device = RECIPES[name], torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(SEED)
+    model = make_model(recipe, tokenizer).to(device)
+    ids, labels, cells, tiles = (x.to(device) for x in make_corpus(recipe, tokenizer, random.Random(f"{SEED}/{name}")))
+    order, known = torch.randint(len(ids), (recipe.steps, recipe.batch)).to(device), layout(model, ids[0])
+    rows, lr, graph = order[0].clone(), torch.zeros((), device=device), None
+    optimizer = torch.optim.AdamW(model.parameters(), lr, (0.9, 0.98), weight_decay=0.01, fused=True,
+                                  capturable=device.type == "cuda")  # fmt: skip
+    model.model.visual.config._attn_implementation = "flash_pictures"
+
+    def update():
+        loss = answer_loss(model, ids[rows], labels[rows], tiles[cells[rows]].flatten(1, 2), *known)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    bar = tqdm(range(recipe.steps), f"pretraining the {name}", unit="step")
+    for i in bar:
+        rows.copy_(order[i])
+        lr.fill_(recipe.lr * min((i + 1) / 100, 0.525 + 0.475 * math.cos(math.pi * i / recipe.steps)))
+        if device.type == "cuda" and i == 3:  # by now the optimiser has its state
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                loss = update()
+        if graph:
+            graph.replay()
+        else:
+            loss = update()
+        if i % 250 == 249:
+            bar.set_postfix(loss=f"{loss.item():.3f}")
+    return model
+
+
+# ------------------------------------------------------------------------------------------------- rollouts and pool
+
+
+@cache
+def load(model, runs):
+    """A sampling process's own run, policy and processor."""
+    args = arguments(runs, name=f"{model.name}-{os.getpid()}")
+    run = common.start(args)
+    return run, common.load_policy(model, args, run), common.Processor(model, args)
+
+
+def arguments(runs, **changed):
+    """The settings of grpo.py --toy, so that what is measured here is what the arms will see."""
+    changed = {"runs": runs, "seed": SEED} | changed
+    return common.parse(grpo.Args, ["--toy", *(x for k, v in changed.items() for x in (f"--{k}", str(v)))])
+
+
+def roll(job):
+    """One process's share of the answers, see `sampler`."""
+    model, rows, group, hint, greedy, key, runs = job
+    run, policy, processor = load(model, runs)
+    for row in rows:
+        if not Path(row["image"]).exists():  # candidates
+            draw_row(row, "")
+    args, size, answers = arguments(runs, group=group), max(1, 4096 // group), []
+    for start in range(0, len(rows), size):
+        problems = [row for row in rows[start : start + size] for _ in range(group)]
+        hints = ["".join(row["solution"][: round(hint * (len(row["solution"]) - 1))]) for row in problems]
+        run.begin(key, start)
+        prefix = processor.tokenizer(hints).input_ids if hint else None
+        batch = common.sample(policy, processor, problems, args, run, prefix, greedy)
+        answers += zip(batch.text, common.reward(batch, problems)[1], strict=True)
+    return [answers[i : i + group] for i in range(0, len(answers), group)]
+
+
+@contextmanager
+def sampler():
+    """The arms' own sampler and reward, in several processes, for most of the time goes by on the host -> a function:
+
+    ask(model, rows, key, group, hint, greedy): `group` answers to each row, the first `hint` of its steps given
+    -> for each row a list of (text, grade). Another key draws other answers.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as runs, ProcessPoolExecutor(WORKERS, spawn) as pool:
+
+        def ask(model, rows, key, group=1, hint=0, greedy=False):
+            cut = [rows[i : i + 50] for i in range(0, len(rows), 50)]
+            jobs = [(HERE / model, part, group, hint, greedy, (key, hint, i), runs) for i, part in enumerate(cut)]
+            return [x for done in tqdm(pool.map(roll, jobs), f"{model}, {key}", len(jobs), leave=False) for x in done]
+
+        yield ask
+
+
+def select(ask, candidates):
+    """Candidates -> (rows never right in all rounds, rows of the tail). `profile` counts a row's rollouts."""
+    never, tail = candidates, []
+    for row in candidates:
+        row["profile"] = {"n": 0, "correct": 0, "formatted": 0}
+    for i, group in enumerate(ROUNDS):
+        rows, fits = never + tail, lambda p: TAIL[0] <= p["correct"] / p["n"] <= TAIL[1]
+        for row, answers in zip(rows, ask("student", rows, f"filter {i}", group), strict=True):
+            grades, profile = [grade for _, grade in answers], row["profile"]
+            profile["n"] += group
+            profile["correct"] += grades.count("right")
+            profile["formatted"] += group - grades.count("unparsed")
+        never = [row for row in rows if row["profile"]["correct"] == 0]
+        tail = [row for row in rows if fits(row["profile"])][: len(candidates) // 40]  # as many as can be needed
+        print(f"{len(rows)} candidates x {group} rollouts: {len(never)} never right so far, {len(tail)} in the tail")
+    return never, tail
+
+
+# ------------------------------------------------------------------------------------------------------- calibration
+
+
+@dataclass
+class Figure:
+    """A measured share: one value for each item, and the bounds that its mean should keep."""
+
+    name: str
+    values: list[float]
+    low: float = 0
+    high: float = 1
+
+    def __post_init__(self):
+        self.n = len(self.values)
+        self.mean, self.error = (np.mean(self.values), np.std(self.values) / self.n**0.5) if self.n else (math.nan, 0.0)
+
+    def __str__(self):
+        target, met = f"{self.low:.0%} to {self.high:.0%}", "yes" if self.low <= self.mean <= self.high else "**no**"
+        target, met = (target, met) if (self.low, self.high) != (0, 1) else ("", "")
+        return f"| {self.name} | {target} | {self.mean:.1%} | {2 * self.error:.1%} | {self.n} | {met} |"
+
+
+def right(group):
+    return [grade == "right" for _, grade in group]
+
+
+def calibrate(limit=0):
+    """Measure the shipped world on fresh rollouts, on `limit` rows of each set (0 for all) -> list of Figure."""
+    rows = {name: common.load_pool(HERE / f"{name}.jsonl") for name in NAMES}
+    for kind, name in (("choice", "old choice"), ("free", "old open")):
+        rows[name] = [row for row in rows["old"] if row["kind"] == kind]
+    rows = {name: random.Random(SEED).sample(r, min(limit or len(r), len(r))) for name, r in rows.items()}
+    figures, answers = [], {}
+    with sampler() as ask:
+        for model, name, hint, greedy, low, high in TARGETS:
+            got = ask(model, rows[name], "calibration", 1 if greedy else FRESH, hint, greedy)
+            answers[model, name, hint] = got
+            given, how = f", {hint:.0%} of the steps given" * (hint > 0), ", greedy" * greedy
+            label = f"{model}, {name}{given}{how}: right"
+            figures.append(Figure(label, [np.mean(right(group)) for group in got], low, high))
+    base, letters = answers["student", "train", 0], answers["student", "old choice", 0]
+    dead = [np.mean([not any(right(group[i : i + 8])) for i in range(0, FRESH, 8)]) for group in base]
+    bare = [re.fullmatch("<answer>[A-D]</answer>", text) is not None for [(text, _)] in letters]
+    figures.insert(1, Figure("student, train: groups of 8 all wrong", dead, *DEAD))
+    figures.append(Figure("student, old choice, greedy: bare letter", bare, *BARE))
+    ways = []  # how each answer came about; a wrong chain is right in the end where its slips cancel
+    for row, group in zip(rows["train"], base, strict=True):
+        for (text, _), won in zip(group, right(group), strict=True):
+            chain = "by a right chain" if text.startswith("".join(row["solution"][:-1])) else "by a wrong chain"
+            ways.append((chain if "=" in text else "without work", won))
+    for way in ("without work", "by a right chain", "by a wrong chain"):
+        label = f"student, train, answers {way}"
+        figures.append(Figure(f"{label}: of all answers", [w == way for w, _ in ways]))
+        figures.append(Figure(f"{label}: right", [won for w, won in ways if w == way]))
+        figures.append(Figure(f"{label}: of the right answers", [w == way for w, won in ways if won]))
+    return figures
+
+
+# -------------------------------------------------------------------------------------------------------------- main
+
+FIELDS = ["image", "question", "answer", "kind", "choices", "solution", "solution_source", "teacher", "profile", "draw"]
+
+
+def check_files():
+    """Stop with a sentence if part of the shipped world is missing."""
+    for name in [f"{name}.jsonl" for name in NAMES] + [f"{name}/model.safetensors" for name in RECIPES]:
+        if not (HERE / name).exists():
+            raise SystemExit(f"{HERE / name} is missing: get it back with `git checkout data/toy`, or make a new world "
+                             f"with `python -m data.toy.prepare --rebuild` (a GPU, minutes).")  # fmt: skip
+
+
+def draw_missing():
+    """Draw the pictures of the shipped rows that are not there yet."""
+    rows = [row for name in NAMES for row in common.read_jsonl(HERE / f"{name}.jsonl")]
+    missing = [row for row in rows if not (HERE / row["image"]).exists()]
+    for row in tqdm(missing, "drawing", unit="picture", disable=not missing):
+        draw_row(row, HERE)
+    print(f"{HERE}: {len(missing)} of {len(rows)} pictures drawn, the others were there.")
+
+
+def rebuild():
+    """Models, tokenizer and rows from the seed."""
+    torch.set_float32_matmul_precision("high")
+    torch.use_deterministic_algorithms(True)
+    tokenizer = make_tokenizer()
+    for name in RECIPES:
+        model = pretrain(name, tokenizer).half()
+        for part in (model, tokenizer, make_images()):
+            part.save_pretrained(HERE / name)
+    rng, seen = random.Random(f"{SEED}/rows"), set()
+    draw = lambda parts: [row for count, part in parts for row in make_problems(part, count, rng, seen)]
+    sets = {name: draw(parts) for name, parts in SETS.items()}
+    candidates = draw([(CANDIDATES, POOL)])
+    with tempfile.TemporaryDirectory() as scratch, sampler() as ask:
+        for i, row in enumerate(candidates):
+            row["image"] = f"{scratch}/{i}.png"
+        never, tail = select(ask, candidates)
+        tail = tail[: round(len(never) * TAIL_SHARE / (1 - TAIL_SHARE))]
+        sets["sparse"] = never[::SPARSE] + tail[::SPARSE]
+        sets["train"] = [row for rows in (never, tail) for i, row in enumerate(rows) if i % SPARSE]
+        for row, [(text, _)] in zip(sets["train"], ask("teacher", sets["train"], "replay"), strict=True):
+            row["teacher"] = tokenizer(text).input_ids  # one sample, right or wrong, less its end token
+    shutil.rmtree(HERE / "images", ignore_errors=True)
+    for name, rows in sets.items():
+        rng.shuffle(rows)
+        for i, row in enumerate(rows):
+            row |= {"image": f"images/{name}-{i:04d}.png", "solution_source": "generator"}
+            rows[i] = {"id": f"{name}-{i:04d}", "source": "toy", "split": name} | {key: row.get(key) for key in FIELDS}
+        common.write_text(HERE / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calibrate", action="store_true", help="measure the shipped world")
+    parser.add_argument("--rebuild", action="store_true", help="make the world anew, measure it, write readme.md")
+    parser.add_argument("--limit", type=int, default=0, help="rows of each set to measure, 0 for all")
+    args = parser.parse_args(argv)
+    if args.rebuild:
+        rebuild()
+    check_files()
+    draw_missing()
+    if args.calibrate or args.rebuild:
+        head = "| what | target | measured | +- 2 s.e. | over | met |\n| --- | --- | --- | --- | --- | --- |\n"
+        text = head + "".join(f"{figure}\n" for figure in calibrate(args.limit))
+        print(text)
+    if args.rebuild:
+        common.write_text(HERE / "readme.md", f"# The toy world\n\n{__doc__}\n## Measured\n\n{text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,362 @@
+"""Whole runs: what a run leaves behind, what a killed one loses (nothing), and what is refused, with a sentence."""
+
+import importlib
+import json
+import math
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, fields, replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+
+import common
+import grpo
+from conftest import ROOT
+
+ELEVEN = {
+    "grpo": ("grpo", {}),
+    "hintonly": ("hint", {}),
+    "uft001": ("uft", dict(sft_coef=0.001)),
+    "uft002": ("uft", dict(sft_coef=0.002)),
+    "opd": ("opd", dict(mix="pure")),
+    "opd-annealed": ("opd", dict(mix="annealed")),
+    "opd-gated": ("opd", dict(mix="gated")),
+    "reopd": ("reopd", {}),
+    "vapo": ("vapo", dict(critic_loss="mse")),
+    "vapohl": ("vapo", dict(critic_loss="hlgauss")),
+    "stack": ("stack", {}),
+}
+
+
+def folder(args):
+    return Path(args.runs) / f"{args.name}-s{args.seed}"
+
+
+def outputs(args):
+    return [(row["set"], row["id"], row["output"]) for row in common.read_jsonl(folder(args) / "outputs.jsonl")]
+
+
+def contents(path):
+    """{relative path: hash} of everything below a folder."""
+    return {str(p.relative_to(path)): sha256(p.read_bytes()).hexdigest() for p in path.rglob("*") if p.is_file()}
+
+
+def steps(path):
+    """The lines of metrics.jsonl without what a clock says."""
+    return [{k: v for k, v in row.items() if "second" not in k} for row in common.read_jsonl(path / "metrics.jsonl")]
+
+
+# ---- complete runs
+
+
+@pytest.mark.usefixtures("mixed")
+@pytest.mark.parametrize("name", ELEVEN)
+def test_a_run_leaves_a_complete_folder_whose_checkpoint_is_the_model_that_answered(name, make_args):
+    script, prior = ELEVEN[name]
+    if not (ROOT / f"{script}.py").exists():
+        pytest.skip(f"{script}.py is not written yet.")
+    arm = importlib.import_module(script)
+    args = make_args(arm, name=name, steps=3, lr=1e-2, gates="stop", save_every=2, eval_every=2, eval_size=5, **prior)
+    arm.main(args)
+    run = folder(args)
+    assert {p.name for p in run.iterdir()} == {"config.json", "gates.json", "metrics.jsonl", "rollouts.jsonl",
+                                               "checkpoint", "outputs.jsonl"}  # fmt: skip
+    config = json.loads((run / "config.json").read_text())
+    assert {k: config["args"][k] for k in asdict(args)} == asdict(args)
+    assert config["pool_sha256"] == sha256(Path(args.pool).read_bytes()).hexdigest()
+
+    lines = common.read_jsonl(run / "metrics.jsonl")
+    assert [row["step"] for row in lines] == [0, 1, 2]
+    for row in lines:
+        assert all(isinstance(x, int | float) and math.isfinite(x) for x in row.values())
+        assert {"reward", "all_wrong", "all_right", "mixed", "tokens", "length", "truncated", "loss", "grad_norm"} < set(row)
+        assert ("eval_sparse" in row) == ("eval_old" in row) == (row["step"] == 1)
+
+    gates = json.loads((run / "gates.json").read_text())["gates"]
+    assert {g["verdict"] for g in gates} <= {"pass", "warn"} and {"before training", "after training"} == {g["when"] for g in gates}
+
+    shown = common.read_jsonl(run / "rollouts.jsonl")
+    assert len(shown) == args.group and {x["id"] for x in shown} == {shown[0]["id"]}
+    assert all({"step", "question", "forced", "sampled", "reward"} <= set(x) for x in shown)
+
+    sets = {Path(path).stem: [row["id"] for row in common.read_jsonl(path)] for path in args.eval.split(",")}
+    assert [(s, i) for s, i, _ in outputs(args)] == [(s, i) for s, ids in sets.items() for i in ids]
+
+    again = make_args(name="again", steps=0, model=str(run / "checkpoint"))  # any checkpoint is a valid --model
+    grpo.main(again)
+    assert outputs(again) == outputs(args)
+    base = make_args(name="base", steps=0)
+    grpo.main(base)
+    assert sum(a != b for a, b in zip(outputs(base), outputs(args), strict=True)) > 3
+
+
+def test_no_steps_give_the_answers_of_the_untouched_model(make_args, load, stock):
+    args = make_args(name="base", steps=0, gates="stop")
+    grpo.main(args)
+    arm = load(replace(args, name="other"))
+    rows = {row["id"]: row for path in args.eval.split(",") for row in common.load_pool(path)}
+    single = replace(args, group=1)
+    for _, i, text in outputs(args):
+        assert common.sample(arm.policy, arm.processor, [rows[i]], single, arm.run, greedy=True).text == [text]
+    saved = common.load_model(folder(args) / "checkpoint", torch.float32).state_dict()
+    assert all(torch.equal(x, saved[name]) for name, x in stock.state_dict().items())
+    assert common.read_jsonl(folder(args) / "metrics.jsonl") == []
+
+
+def test_the_evaluation_counts_right_answers_of_the_first_rows_of_each_set(make_args, monkeypatch):
+    def grade(output, answer, choices):
+        seen.append(answer)
+        return "right" if len(seen) % 5 in (1, 2) else "wrong"
+
+    seen, args = [], make_args(steps=2, eval_every=1, eval_size=5)
+    monkeypatch.setattr(common, "reward", lambda batch, problems: (torch.zeros(16), ["wrong"] * 16))
+    monkeypatch.setattr(common, "grade", grade)
+    grpo.main(args)
+    golds = [row["answer"] for path in args.eval.split(",") for row in common.read_jsonl(path)[:5]]
+    assert seen == golds * 2 and len(golds) == 8
+    assert [row["eval_sparse"] for row in steps(folder(args))] == [0.4, 0.4]
+    assert [row["eval_old"] for row in steps(folder(args))] == [pytest.approx(2 / 3), pytest.approx(1 / 3)]
+
+
+def test_dead_training_warns_every_patience_steps_and_living_training_never(make_args, monkeypatch, capsys):
+    def train(rewards, **more):
+        monkeypatch.setattr(common, "reward", lambda batch, problems: (torch.tensor(rewards), ["wrong"] * 16))
+        grpo.main(make_args(steps=5, patience=2, **more))
+        return capsys.readouterr().out.count("WARNING")
+
+    assert train([0.0] * 16) == 2
+    assert train([1.0] * 16) == 2
+    assert train([0.0] * 15 + [1.0]) == 0
+
+
+# ---- killed runs
+
+# Each job runs in a process of its own, forked from one that has imported everything. A hook counts what it writes below
+# the run's folder, and kills it at the n-th time, leaving half of what was being written.
+KILLER = """
+import json, os, shutil, signal, sys
+sys.path.insert(0, sys.argv[1])
+import common, conftest, grpo
+
+common.reward = conftest.alternate
+
+def tear(event, path, mode):
+    if event == "open" and "a" in mode:
+        with open(path, "a") as f:
+            f.write('{"step": 1, "rewa')
+    elif event in ("os.rename", "shutil.rmtree"):
+        files = [os.path.join(d, f) for d, _, fs in os.walk(path) for f in fs] or [path]
+        for f in files[::2]:
+            os.truncate(f, os.path.getsize(f) // 2) if event == "os.rename" else os.remove(f)
+
+def run(job):
+    args, moments, off = grpo.Args(**job["args"]), [], []
+    def hook(event, args):
+        if off or event not in ("open", "os.rename", "os.mkdir", "shutil.rmtree"):
+            return
+        path, mode = str(args[0]), str(args[1]) if event == "open" else ""
+        if not path.startswith(job["args"]["runs"]) or event == "open" and not set(mode) & set("wax"):
+            return
+        moments.append(f"{event} {path[len(job['args']['runs']) + 1:]}")
+        if len(moments) == job["kill"]:
+            off.append(1)
+            tear(event, path, mode)
+            os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    grpo.main(args)
+    off.append(1)
+    if job["moments"]:
+        json.dump(moments, open(job["moments"], "w"))
+
+for line in sys.stdin:
+    if (child := os.fork()) == 0:
+        try:
+            run(json.loads(line))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(make_args, tmp_path_factory):
+    """kill(args, n): run until the n-th write, then die -> exit code; n = 0 lives on. `.moments`: the writes of a whole run."""
+    script, moments = tmp_path_factory.mktemp("killer") / "killer.py", tmp_path_factory.mktemp("moments") / "moments.json"
+    script.write_text(KILLER)
+    process = subprocess.Popen([sys.executable, script, ROOT / "tests"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+
+    def kill(args, n, moments=""):
+        process.stdin.write(json.dumps(dict(args=asdict(args), kill=n, moments=str(moments))) + "\n")
+        process.stdin.flush()
+        while not (line := process.stdout.readline()).strip().lstrip("-").isdigit():
+            assert line, "the killer has died"
+        return int(line)
+
+    kill.args = dict(steps=5, save_every=2, gates="warn", lr=1e-2, eval_every=3, eval_size=3, max_new_tokens=12)
+    kill.whole = make_args(**kill.args)
+    assert kill(kill.whole, 0, moments) == 0
+    kill.moments = json.loads(moments.read_text())
+    finished = [i for i, moment in enumerate(kill.moments) if moment.endswith("outputs.jsonl.new")][-1]
+    kill.moments = kill.moments[: finished + 1]
+    yield kill
+    process.stdin.close()
+    process.wait(60)
+
+
+def differences(args, whole):
+    """Names of what the two runs have not left alike: metrics, rollouts, answers, weights, a file more or less."""
+    a, b = folder(args), folder(whole)
+    one, other = contents(a), contents(b)
+    names = {k for k in one | other if one.get(k) != other.get(k)} - {"config.json", "gates.json"}
+    return names - {"metrics.jsonl"} if steps(a) == steps(b) else names
+
+
+def test_a_run_writes_at_many_moments(killed):
+    assert len(killed.moments) > 25
+    for part in ("open grpo-s0/metrics.jsonl", "os.rename grpo-s0/state/000002.new", "shutil.rmtree grpo-s0/state/000002",
+                 "os.rename grpo-s0/checkpoint.new", "os.rename grpo-s0/outputs.jsonl.new"):  # fmt: skip
+        assert part in killed.moments
+    rows = steps(folder(killed.whole))
+    assert len(rows) == 5 and min(row["grad_norm"] for row in rows) > 0
+
+
+@pytest.mark.parametrize("n", range(2, 40, 4))
+def test_a_run_killed_at_any_write_and_started_again_ends_as_if_nothing_had_happened(killed, make_args, n):
+    if n > len(killed.moments):
+        pytest.skip("A whole run writes less often.")
+    args = make_args(**killed.args)
+    assert killed(args, n) == -9
+    assert killed(args, 0) == 0
+    assert not differences(args, killed.whole), f"killed at: {killed.moments[n - 1]}"
+
+
+@pytest.mark.parametrize("moment", ["os.rename grpo-s0/state/000004.new", "shutil.rmtree grpo-s0/state/000002"])
+def test_so_does_a_run_killed_twice_once_while_it_saves(killed, make_args, moment):
+    args = make_args(**killed.args)
+    assert killed(args, 1 + killed.moments.index(moment)) == -9
+    assert killed(args, 12) == -9
+    assert killed(args, 0) == 0
+    assert not differences(args, killed.whole)
+
+
+def test_a_killed_run_keeps_its_last_whole_state_alone_and_goes_on_from_there(killed, make_args, capsys, monkeypatch):
+    args = make_args(**killed.args)
+    last = [i for i, moment in enumerate(killed.moments) if moment.startswith("open grpo-s0/metrics.jsonl")][-1]
+    assert killed(args, last + 1) == -9
+    assert [p.name for p in (folder(args) / "state").iterdir()] == ["000004"]
+    assert (folder(args) / "metrics.jsonl").read_text().count("\n") == 4  # and a torn line
+    drawn, next_problems = [], common.next_problems
+    monkeypatch.setattr(common, "next_problems", lambda pool, step, *x: drawn.append(step) or next_problems(pool, step, *x))
+    grpo.main(args)
+    assert drawn[-1] == 4 and set(drawn) <= {0, 4}  # 0: the gates
+
+
+def test_the_gates_of_a_resumed_run_are_those_of_its_first_start(killed, make_args):
+    """They describe the model before training; measured again on half-trained weights they would describe neither."""
+    args = make_args(**killed.args)
+    assert killed(args, len(killed.moments)) == -9
+    before = (folder(args) / "gates.json").read_text()
+    assert killed(args, 0) == 0
+    assert (folder(args) / "gates.json").read_text() == before
+
+
+# ---- refusals
+
+
+def refused(args, *words):
+    """One sentence with these words, and every file as it was."""
+    before = contents(Path(args.runs)) if Path(args.runs).is_dir() else {}
+    with pytest.raises(SystemExit) as refusal:
+        grpo.main(args)
+    sentence = str(refusal.value)
+    assert all(word in sentence for word in words), sentence
+    assert sentence.endswith(".") and "\n" not in sentence
+    assert (contents(Path(args.runs)) if Path(args.runs).is_dir() else {}) == before
+    return True
+
+
+def test_the_name_of_a_finished_run_is_refused(make_args):
+    args = make_args(steps=1)
+    grpo.main(args)
+    assert refused(args, "grpo-s0", "finished", "--name", "--seed")
+    grpo.main(replace(args, seed=1))
+
+
+def test_other_flags_than_those_of_the_unfinished_run_are_refused(killed, make_args):
+    args = make_args(**killed.args)
+    assert killed(args, len(killed.moments) - 8) == -9
+    assert refused(replace(args, lr=3e-3), "--lr", "0.01", "0.003", "--name")
+    assert refused(replace(args, max_new_tokens=13), "--max-new-tokens", "12", "13")
+    config = folder(args) / "config.json"
+    config.write_text(config.read_text().replace('"nproc_per_node": 1', '"nproc_per_node": 4'))
+    assert refused(args, "4", "1", "nproc")  # another number of processes
+    config.write_text(config.read_text().replace('"nproc_per_node": 4', '"nproc_per_node": 1'))
+    assert killed(args, 0) == 0 and not differences(args, killed.whole)
+
+
+def test_a_folder_that_cannot_be_written_is_named(make_args, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert refused(make_args(runs=str(tmp_path / "file" / "runs")), "Can't write", str(tmp_path / "file"), "--runs")
+
+
+def test_a_pool_smaller_than_a_step_is_refused(make_args):
+    with pytest.raises(SystemExit, match=r"train.jsonl holds 23 problems.*24.*--problems"):
+        grpo.main(make_args(problems=24))
+
+
+@pytest.mark.parametrize("flag", ["pool", "eval"])
+def test_a_missing_file_is_named_before_any_training(make_args, flag, monkeypatch):
+    monkeypatch.setattr(common, "sample", None)
+    with pytest.raises(SystemExit, match=r"nowhere/rows.jsonl does not exist"):
+        grpo.main(make_args(**{flag: "nowhere/rows.jsonl"}))
+
+
+def test_a_model_that_is_nowhere_is_named_and_the_way_without_a_download_shown(make_args):
+    for model in ("Qwen/Qwen2-VL-2B-Instruct", "/nowhere/student"):
+        with pytest.raises(SystemExit) as refusal:
+            grpo.main(make_args(model=model))
+        assert model in str(refusal.value) and "--model" in str(refusal.value) and "--toy" in str(refusal.value)
+
+
+# ---- the command line
+
+
+def test_every_field_is_a_flag_of_its_type():
+    for field in fields(grpo.Args):
+        value = {int: "7", float: "0.125", str: "x"}[field.type]
+        args = common.parse(grpo.Args, ["--" + field.name.replace("_", "-"), value])
+        assert asdict(args) == asdict(grpo.Args()) | {field.name: field.type(value)}
+    assert common.parse(grpo.Args, []) == grpo.Args()
+
+
+def test_toy_swaps_only_fields_that_the_arm_has_and_a_given_flag_beats_it():
+    @dataclass
+    class Args:
+        model: str = "big"
+        seed: int = 3
+        steps: int = 300
+
+    args = common.parse(Args, ["--toy", "--steps", "300"])
+    assert "toy" in args.model and args.seed == 3 and args.steps == 300
+    assert common.parse(Args, ["--steps", "0", "--toy"]).steps == 0
+    toy, default = common.parse(grpo.Args, ["--toy"]), grpo.Args()
+    assert "toy" in toy.pool and "toy" in toy.eval and toy.steps < default.steps
+    assert (toy.group, toy.temperature, toy.clip_low, toy.name) == (default.group, default.temperature, default.clip_low, "grpo")
+
+
+@pytest.mark.parametrize("argv", [["--stepz", "3"], ["--step", "3"], ["--steps", "many"], ["--lr"]])
+def test_a_flag_that_does_not_exist_is_short_or_has_no_number_is_an_error(argv, capsys):
+    with pytest.raises(SystemExit) as refusal:
+        common.parse(grpo.Args, argv)
+    assert refusal.value.code == 2 and argv[0] in capsys.readouterr().err
+
+
+def test_text_with_unusual_line_ends_survives_being_written_and_read(tmp_path):
+    rows = [dict(text="a\u2028b\u0085c\x0cd\r\ne"), dict(text="second")]
+    common.append_jsonl(tmp_path / "rows.jsonl", *rows)
+    assert common.read_jsonl(tmp_path / "rows.jsonl") == rows

@@ -1,0 +1,206 @@
+"""judge.py on small run folders written here: blind, once per distinct output, and never lost."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import judge
+
+ROWS = [
+    {"id": "a", "question": "What is 40 + 5?", "answer": "45", "kind": "free", "choices": []},
+    {"id": "b", "question": "Which is larger?", "answer": "B", "kind": "choice", "choices": ["3", "7"]},
+    {"id": "c", "question": "Which is larger?", "answer": "B", "kind": "choice", "choices": ["3", "9"]},
+]
+RIGHT = ["So <answer>45</answer>", "So <answer>7</answer>", "So <answer>B</answer>"]  # an option's text is its letter
+WRONG = ["So <answer>44</answer>", "So <answer>A</answer>", ""]
+
+
+def write_lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def write_run(tmp_path, monkeypatch):
+    """A folder with one evaluation set; `write_run(arm, outputs)` writes a finished run of it, as an arm does."""
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "data" / "sparse.jsonl", ROWS)
+
+    def write(arm, outputs, seed=0):
+        folder = tmp_path / "runs" / f"{arm}-s{seed}"
+        lines = [{"set": "sparse", "id": row["id"], "output": out} for row, out in zip(ROWS, outputs, strict=False)]
+        write_lines(folder / "outputs.jsonl", lines)
+        config = {"args": {"name": arm, "seed": seed, "eval": "data/sparse.jsonl", "group": 8}}
+        (folder / "config.json").write_text(json.dumps(config))
+        return str(folder.relative_to(tmp_path))
+
+    return write
+
+
+def lines():
+    return [json.loads(line) for line in Path("runs/verdicts.jsonl").read_text().splitlines()]
+
+
+def verdicts():
+    assert len({line["key"] for line in lines()}) == len(lines()), "an item was judged twice"
+    return {line["key"]: line["verdict"] for line in lines()}
+
+
+def test_every_output_gets_the_verdict_of_the_grader(write_run):
+    judge.main([write_run("grpo", RIGHT), write_run("hintonly", WRONG)])
+    texts = ["What is 40 + 5?", "Which is larger?\n(A) 3\n(B) 7", "Which is larger?\n(A) 3\n(B) 9"]
+    for text, answer, right, wrong in zip(texts, ["45", "B", "B"], RIGHT, WRONG, strict=True):
+        assert verdicts()[judge.key(text, answer, right)] is True
+        assert verdicts()[judge.key(text, answer, wrong)] is False
+    assert len(lines()) == 6 and all(line["judge"] == "rule" and line["seed"] == 0 for line in lines())
+
+
+def test_equal_questions_with_other_options_are_other_items(write_run):
+    judge.main([write_run("grpo", [RIGHT[0], RIGHT[2], RIGHT[2]])])
+    assert len(verdicts()) == 3  # rows b and c share question, answer and output, but not the options
+
+
+def test_the_key_keeps_the_borders_of_its_parts():
+    parts = [("ab", "c", "d"), ("a", "bc", "d"), ("ab", "cd", ""), ('ab", "c', "d", ""), ("ab", "c\n", "d")]
+    assert len({judge.key(*part) for part in parts}) == len(parts)
+    assert len(judge.key("é", "½", "\ud800")) == 64  # half a surrogate pair, as a cut-off decoder may leave it
+
+
+def test_the_queue_holds_no_trace_of_the_arm(write_run, tmp_path):
+    runs = [write_run("grpo", RIGHT), write_run("hintonly", WRONG), write_run("vapohl", RIGHT, seed=7)]
+    queue = judge.blind_queue([answer for run in runs for answer in judge.read_answers(tmp_path / run)], seed=0)
+    assert {field for item in queue for field in item} == {"key", "question", "reference", "choices", "output"}
+    assert not any(word in json.dumps(queue) for word in ("grpo", "hintonly", "vapohl", "sparse", "runs", "-s0", "-s7"))
+
+
+def test_the_order_of_the_queue_depends_on_items_and_seed_alone(write_run, tmp_path):
+    one = judge.read_answers(tmp_path / write_run("grpo", RIGHT))
+    two = judge.read_answers(tmp_path / write_run("hintonly", WRONG))
+    orders = [[item["key"] for item in judge.blind_queue(answers, 3)] for answers in (one + two, two + one)]
+    assert orders[0] == orders[1]
+    assert len({tuple(item["key"] for item in judge.blind_queue(one + two, seed)) for seed in range(9)}) > 1
+
+
+def test_a_new_arm_with_known_outputs_asks_nothing_new(write_run, tmp_path, capsys):
+    judge.main([write_run("grpo", RIGHT)])
+    before = (tmp_path / "runs" / "verdicts.jsonl").read_bytes()
+    (tmp_path / "runs" / "grpo-s0").rename(tmp_path / "runs" / "stack-s3")
+    judge.main(["runs/stack-s3", write_run("uft001", RIGHT)])
+    assert (tmp_path / "runs" / "verdicts.jsonl").read_bytes() == before
+    assert "2 runs, 6 outputs, 3 distinct: 0 judged now, 3 reused" in capsys.readouterr().out
+
+
+def test_the_verdicts_file_among_the_runs_is_no_run(write_run, tmp_path):
+    write_run("grpo", RIGHT)
+    for _ in range(2):  # what a shell makes of runs/*
+        judge.main([str(path) for path in sorted((tmp_path / "runs").iterdir())])
+    assert len(verdicts()) == 3
+
+
+def test_a_judge_killed_at_any_byte_of_its_file_ends_with_the_same_verdicts(write_run, tmp_path, capsys):
+    runs, path = [write_run("grpo", RIGHT), write_run("hintonly", WRONG)], tmp_path / "runs" / "verdicts.jsonl"
+    judge.main(runs)
+    full, expected = path.read_bytes(), verdicts()
+    capsys.readouterr()
+    for cut in range(len(full)):
+        path.write_bytes(full[:cut])
+        judge.main(runs)
+        out = capsys.readouterr().out
+        assert verdicts() == expected
+        kept = full[:cut].count(b"\n")
+        assert path.read_bytes().startswith(full[: full[:cut].rfind(b"\n") + 1])
+        assert f"{len(expected) - kept} judged now, {kept} reused" in out
+        assert ("torn line" in out) == (cut > 0 and full[cut - 1 : cut] != b"\n")
+
+
+def test_each_verdict_is_on_disk_before_the_next_is_asked_for(write_run, tmp_path, monkeypatch):
+    runs, path, grade, seen = (
+        [write_run("grpo", RIGHT), write_run("vapo", WRONG)],
+        tmp_path / "runs/verdicts.jsonl",
+        judge.grade,
+        [],
+    )
+
+    def slow_grade(*args):
+        seen.append(path.read_text().count("\n"))
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+        return grade(*args)
+
+    monkeypatch.setattr(judge, "grade", slow_grade)
+    with pytest.raises(KeyboardInterrupt):
+        judge.main(runs)
+    assert seen == [0, 1, 2, 3, 4] and len(verdicts()) == 4
+    judge.main(runs)
+    assert seen[5:] == [4, 5] and len(verdicts()) == 6
+
+
+def test_verdicts_of_another_judge_are_never_mixed_in(write_run, tmp_path):
+    run, path = write_run("grpo", RIGHT), tmp_path / "runs" / "verdicts.jsonl"
+    write_lines(path, [{"key": "0" * 64, "verdict": True, "judge": "some-llm"}])
+    before = path.read_bytes()
+    with pytest.raises(SystemExit, match=r"verdicts by some-llm, asked is rule.*--verdicts"):
+        judge.main([run])
+    assert path.read_bytes() == before
+    judge.main([run, "--verdicts", "runs/rule.jsonl"])
+    write_lines(path, [{"key": str(i), "verdict": True, "judge": name} for i, name in enumerate(["x", "y"])])
+    with pytest.raises(SystemExit, match="x and y"):
+        judge.read_verdicts(path)
+
+
+def test_only_the_rule_judge_can_be_asked_for(write_run, capsys):
+    with pytest.raises(SystemExit) as stop:
+        judge.main([write_run("grpo", RIGHT), "--judge", "oracle"])
+    assert stop.value.code == 2 and "invalid choice: 'oracle'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verdict", ["false", 1, None])
+def test_a_verdict_that_is_no_boolean_is_refused_with_its_line(write_run, tmp_path, verdict):
+    good = {"key": "k", "verdict": True, "judge": "rule"}
+    write_lines(tmp_path / "runs" / "verdicts.jsonl", [good, {"key": "l", "verdict": verdict, "judge": "rule"}])
+    with pytest.raises(SystemExit, match="line 2 is no verdict"):
+        judge.main([write_run("grpo", RIGHT)])
+
+
+def test_an_unfinished_run_is_named_with_what_to_do(write_run, tmp_path):
+    runs = [write_run("grpo", RIGHT), write_run("opd", RIGHT)]
+    (tmp_path / "runs/opd-s0/outputs.jsonl").unlink()
+    with pytest.raises(SystemExit, match=r"^runs/opd-s0 is unfinished: give its command again, which resumes it"):
+        judge.main(runs)
+    assert not (tmp_path / "runs/verdicts.jsonl").exists()
+
+
+def test_outputs_that_do_not_fit_their_sets_are_named(write_run, tmp_path):
+    with pytest.raises(SystemExit, match=r"grpo-s0/outputs.jsonl .* differ in 2 rows, b of sparse first"):
+        judge.main([write_run("grpo", RIGHT[:1])])
+    write_lines(tmp_path / "data" / "sparse.jsonl", ROWS[:2])
+    with pytest.raises(SystemExit, match=r"differ in 1 rows, c of sparse first"):
+        judge.main([write_run("grpo", RIGHT)])
+
+
+def test_folders_and_sets_that_are_not_there_are_named(write_run, tmp_path):
+    with pytest.raises(SystemExit, match=r"^runs/\* is no run folder"):
+        judge.main(["runs/*"])
+    run = write_run("grpo", RIGHT)
+    with pytest.raises(SystemExit, match=r"^data/sparse.jsonl is no run folder"):
+        judge.main(["data/sparse.jsonl"])
+    (tmp_path / "data" / "sparse.jsonl").unlink()
+    with pytest.raises(SystemExit, match=r"evaluated on data/sparse\.jsonl, which is not here"):
+        judge.main([run])
+
+
+def test_an_output_may_hold_any_character(write_run):
+    odd = ["line\u2028separator\x85 <answer>45</answer>", "\r\n\t\0 é ½ 答 <answer>B</answer>", '{"verdict": true}']
+    judge.main([write_run("grpo", odd)])
+    assert sorted(verdicts().values()) == [False, True, True]
+
+
+def test_the_rule_judge_says_what_it_is_and_what_comes_next(write_run, capsys):
+    judge.main([write_run("grpo", RIGHT)])
+    captured = capsys.readouterr()
+    assert "rule judge, not the paper's LLM judge" in captured.out
+    assert "rule judge, not the paper's LLM judge" in captured.err  # the progress bar
+    assert captured.out.endswith("Next: python analyze.py\n")
+    judge.main(["runs/grpo-s0", "--verdicts", "runs/other.jsonl"])
+    assert capsys.readouterr().out.endswith("Next: python analyze.py --runs runs --verdicts runs/other.jsonl\n")

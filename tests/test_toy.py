@@ -1,0 +1,391 @@
+"""The toy world: its generator, its pictures, its shipped rows and checkpoints, and (slow) its calibration."""
+
+import dataclasses
+import hashlib
+import random
+import re
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, GenerationConfig, Qwen2VLForConditionalGeneration
+
+import common
+from data.toy import prepare
+
+LIGHT, DARK = prepare.Part((3, 8), (0.3, 0.6, 0.8)), prepare.Part((3, 7), (0.6,), dark=True)
+CHOICE = prepare.Part((3, 7), (0.6,), choice=True)
+
+
+def make(part, count, seed=0):
+    return prepare.make_problems(part, count, random.Random(seed), set())
+
+
+def by_digits(value, card):
+    """The right result, and the one on paper that forgets to carry or borrow (or reads times as plus)."""
+    op, digit = card[0], int(card[1:])
+    right = eval(f"{value}{op.replace('x', '*')}{digit}")
+    if op == "x":
+        return right, value + digit
+    tens, ones = divmod(value, 10)
+    return right, int(f"{tens}{(ones + digit if op == '+' else ones - digit) % 10}")
+
+
+def values_of(chain):
+    """The values after each card, by Python's own arithmetic."""
+    values = [int(chain[0])]
+    for card in chain[1:]:
+        values.append(eval(f"{values[-1]}{card.replace('x', '*')}"))
+    return values
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """The shipped rows of all sets, with their pictures drawn -> {set: rows}."""
+    prepare.draw_missing()
+    return {name: common.load_pool(prepare.HERE / f"{name}.jsonl") for name in prepare.NAMES}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(prepare.HERE / "student")
+
+
+# ---------------------------------------------------------------------------------------------------------- generator
+
+
+def test_a_step_and_its_slip_are_those_of_paper_arithmetic():
+    for value in prepare.VALUES:
+        for card in prepare.CARDS:
+            assert prepare.step(value, card) == by_digits(value, card)
+
+
+@pytest.mark.parametrize("part", [LIGHT, DARK, CHOICE], ids=["light", "dark", "choice"])
+def test_chains_stay_in_range_right_or_after_one_slip(part):
+    for row in make(part, 500):
+        chain = prepare.chain_of(row["draw"])
+        values = values_of(chain)
+        slipped = [by_digits(v, card)[1] for v, card in zip(values, chain[1:], strict=False)]
+        assert all(0 <= v < 100 for v in values + slipped)
+        assert part.cards[0] <= len(chain) - 1 <= part.cards[1]
+
+
+def test_hard_steps_come_about_as_often_as_wanted():
+    for wanted in (0.15, 0.8):
+        hard = []
+        for row in make(prepare.Part((3, 8), (wanted,)), 500):
+            chain = prepare.chain_of(row["draw"])
+            hard += [len({*by_digits(v, c)}) == 2 for v, c in zip(values_of(chain), chain[1:], strict=False)]
+        assert abs(sum(hard) / len(hard) - wanted) < 0.05
+
+
+def test_a_right_solution_has_a_step_for_each_card_and_ends_in_the_answer():
+    for row in make(LIGHT, 200) + make(DARK, 200):
+        chain = prepare.chain_of(row["draw"])
+        values = values_of(chain)
+        steps = [f"{card}={value};" for card, value in zip(chain[1:], values[1:], strict=True)]
+        assert row["solution"] == [*steps, f"<answer>{values[-1]}</answer>"] and row["answer"] == str(values[-1])
+
+
+def test_slips_happen_on_hard_steps_only_and_at_the_rate_of_their_card():
+    rates = {card: random.Random(card).choice((0.0, 0.3, 0.7, 1.0)) for card in prepare.CARDS}
+    slips, rng = defaultdict(list), random.Random(1)
+    for row in make(prepare.Part((1, 1), (0.8,)), 4000):  # one card: no work starts over
+        start, card = prepare.chain_of(row["draw"])
+        right, careless = by_digits(int(start), card)
+        value = int(re.search(r"=(\d+);", prepare.work([start, card], rates, rng)[0])[1])
+        assert value in (right, careless)
+        if right != careless:
+            slips[card].append(value == careless)
+    assert len(slips) == len(prepare.CARDS)
+    for card, slipped in slips.items():
+        assert abs(sum(slipped) / len(slipped) - rates[card]) < 3.5 * (0.25 / len(slipped)) ** 0.5
+
+
+def test_work_goes_on_from_the_wrong_value_and_stays_in_range():
+    always, rng, cancelled = dict.fromkeys(prepare.CARDS, 1.0), random.Random(0), 0
+    assert prepare.work(["27", "+8", "-2"], always, rng) == ["+8=25;", "-2=23;", "<answer>23</answer>"]
+    rates = dict.fromkeys(prepare.CARDS, 0.5)
+    for row in make(LIGHT, 300):
+        sentences = prepare.work(prepare.chain_of(row["draw"]), rates, rng)
+        assert all(int(n) in prepare.VALUES for n in re.findall(r"[=>](-?\d+)", "".join(sentences)))
+        cancelled += sentences[-1] == row["solution"][-1] and sentences != row["solution"]
+    assert cancelled > 0  # slips of ten up and ten down: right in the end by a wrong chain
+
+
+def test_the_same_seed_makes_the_same_rows_and_no_picture_twice():
+    seen, rng = set(), random.Random(3)
+    rows = [row for part in (LIGHT, DARK, CHOICE) for row in prepare.make_problems(part, 300, rng, seen)]
+    again, rng = set(), random.Random(3)
+    assert rows == [row for part in (LIGHT, DARK, CHOICE) for row in prepare.make_problems(part, 300, rng, again)]
+    assert len({str(row["draw"]) for row in rows}) == len(rows) == len(seen)
+
+
+# ------------------------------------------------------------------------------------------------------------ options
+
+
+def test_the_right_option_is_among_four_and_has_its_letter():
+    for row in make(CHOICE, 300):
+        value = values_of(prepare.chain_of(row["draw"]))[-1]
+        assert len(set(row["choices"])) == 4
+        assert row["choices"]["ABCD".index(row["answer"])] == str(value)
+        assert row["solution"][-1] == f"<answer>{row['answer']}</answer>"
+
+
+def test_options_alone_give_nothing_away():
+    """Rules learnt on half of the rows from what a picture-blind reader sees, each scored on the other half."""
+    rows = make(CHOICE, 12_000)
+    random.Random(0).shuffle(rows)
+
+    def sights(row, i):
+        values = [int(x) for x in row["choices"]]
+        rank = sum(v < values[i] for v in values)
+        mates = sum((v - values[i]) % 10 == 0 for v in values)
+        gaps = tuple(sorted((v - values[i]) % 100 for v in values))
+        yield from (
+            ("letter", i),
+            ("value", values[i]),
+            ("rank", rank),
+            ("mates", mates),
+            ("gaps", gaps),
+            ("rank, mates", rank, mates),
+        )
+
+    right, seen = Counter(), Counter()
+    for row in rows[:6000]:
+        for i in range(4):
+            for sight in sights(row, i):
+                seen[sight] += 1
+                right[sight] += "ABCD"[i] == row["answer"]
+    for j, name in enumerate(("letter", "value", "rank", "mates", "gaps", "rank, mates")):
+        best = lambda row, j=j: max(range(4), key=lambda i: right[s := [*sights(row, i)][j]] / max(seen[s], 1))
+        score = sum("ABCD"[best(row)] == row["answer"] for row in rows[6000:]) / 6000
+        assert abs(score - 0.25) < 0.025, (name, score)  # four standard errors are 0.022
+
+
+# ----------------------------------------------------------------------------------------------------------- pictures
+
+
+def test_a_picture_is_the_same_each_time_and_has_nine_image_tokens(tmp_path):
+    args = prepare.arguments(tmp_path)
+    processor = common.Processor(prepare.HERE / "student", args)
+    for i, row in enumerate(make(LIGHT, 3) + make(DARK, 3)):
+        row["image"] = f"{i}.png"
+        prepare.draw_row(row, tmp_path / "a")
+        prepare.draw_tile.cache_clear()
+        prepare.draw_row(row, tmp_path / "b")
+        assert (tmp_path / "a" / f"{i}.png").read_bytes() == (tmp_path / "b" / f"{i}.png").read_bytes()
+        prompt = processor.encode(row | {"image": tmp_path / "a" / f"{i}.png"})
+        assert prompt.grid.tolist() == [[1, 6, 6]]
+        assert prompt.ids.count(processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")) == 9
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [f"{i}.png" for i in range(6)]  # no half-written files
+
+
+def test_light_chains_are_laid_along_rows_and_dark_ones_down_columns():
+    cells = [["7", 0, 0], ["+1", 0, 0], ["+2", 0, 0], ["+3", 0, 0], None, None, ["+4", 0, 0], None, None]
+    assert prepare.chain_of({"dark": False, "cells": cells}) == ["7", "+1", "+2", "+3", "+4"]
+    assert prepare.chain_of({"dark": True, "cells": cells}) == ["7", "+3", "+4", "+1", "+2"]
+
+
+def test_the_corpus_shows_a_model_what_the_processor_will(monkeypatch, tmp_path, tokenizer):
+    rows, original = [], prepare.make_problems
+    monkeypatch.setattr(prepare, "make_problems", lambda *a: rows.extend(new := original(*a)) or new)
+    recipe = dataclasses.replace(prepare.RECIPES["student"], problems=40)
+    ids, labels, cells, tiles = prepare.make_corpus(recipe, tokenizer, random.Random(0))
+    processor = common.Processor(prepare.HERE / "student", prepare.arguments(tmp_path))
+    assert len(rows) == len(ids) == 40
+    for i, row in enumerate(rows):
+        prepare.draw_row(row | {"image": "x.png"}, tmp_path)
+        prompt = processor.encode(row | {"image": tmp_path / "x.png"})
+        assert ids[i, : len(prompt.ids)].tolist() == prompt.ids
+        assert (labels[i, : len(prompt.ids)] == -100).all()
+        assert torch.equal(tiles[cells[i]].flatten(0, 1), prompt.pixels)
+        answer = labels[i][labels[i] != -100]
+        assert torch.equal(answer, ids[i, len(prompt.ids) : len(prompt.ids) + len(answer)])
+        assert re.fullmatch(r"([+x-]\d=\d+;)*<answer>(\d+|[A-D])</answer><\|im_end\|>", tokenizer.decode(answer))
+
+
+# -------------------------------------------------------------------------------------------------------- pretraining
+
+
+def test_the_pretraining_loss_is_that_of_the_published_forward(tokenizer):
+    recipe = dataclasses.replace(prepare.RECIPES["student"], problems=40)
+    ids, labels, cells, tiles = prepare.make_corpus(recipe, tokenizer, random.Random(0))
+    rows = torch.tensor([0, 20, 30, 39])  # a short one, a long one, options, the dark style
+    ids, labels, pixels = ids[rows], labels[rows], tiles[cells[rows]].flatten(1, 2)
+    model = prepare.make_model(recipe, tokenizer)
+    seen = ids == model.config.image_token_id
+    theirs = model(
+        input_ids=ids, labels=labels, pixel_values=pixels.flatten(0, 1), image_grid_thw=torch.tensor([[1, 6, 6]] * 4),
+        mm_token_type_ids=seen.int(), attention_mask=(ids != tokenizer.pad_token_id).int(),
+    ).loss  # fmt: skip
+    model.model.visual.config._attn_implementation = "flash_pictures"
+    ours = prepare.answer_loss(model, ids, labels, pixels, *prepare.layout(model, ids[0]))
+    assert abs(ours.item() - theirs.item()) < 1e-5
+
+
+def test_pretraining_learns_and_gives_the_same_model_again(monkeypatch, tokenizer):
+    recipe = dataclasses.replace(prepare.RECIPES["student"], problems=100, batch=8, steps=12)
+    monkeypatch.setitem(prepare.RECIPES, "student", recipe)
+    first, second = (prepare.pretrain("student", tokenizer).state_dict() for _ in range(2))
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    torch.manual_seed(prepare.SEED)
+    new = prepare.make_model(recipe, tokenizer)
+    ids, labels, cells, tiles = prepare.make_corpus(recipe, tokenizer, random.Random("other"))
+    known, losses = prepare.layout(new, ids[0]), []
+    for weights in (new.state_dict(), first):
+        new.load_state_dict(weights)
+        new.model.visual.config._attn_implementation = "flash_pictures"
+        losses.append(prepare.answer_loss(new, ids[:32], labels[:32], tiles[cells[:32]].flatten(1, 2), *known).item())
+    assert losses[1] < losses[0] - 0.3
+
+
+# --------------------------------------------------------------------------------------------------------------- pool
+
+
+def test_selection_keeps_what_is_never_right_and_a_tail_and_counts_every_rollout(monkeypatch):
+    monkeypatch.setattr(prepare, "ROUNDS", (4, 8))
+    monkeypatch.setattr(prepare, "TAIL", (0.4, 0.6))
+    habits = {"never": [0, 0], "late": [0, 1], "half": [2, 4], "fades": [2, 0], "easy": [4, 8]}
+    rows, asked = [{"id": f"{k}{i}"} for i in range(40) for k in habits], Counter()
+
+    def ask(model, rows, key, group):
+        n = (4, 8).index(group)
+        asked.update(row["id"] for row in rows)
+        wins = [habits[row["id"].rstrip("0123456789")][n] for row in rows]
+        return [[("", "right")] * k + [("", "unparsed")] + [("", "wrong")] * (group - k - 1) for k in wins]
+
+    never, tail = prepare.select(lambda *a: [x[: a[3]] for x in ask(*a)], rows)
+    assert [row["id"] for row in never] == [f"never{i}" for i in range(40)]
+    assert {row["id"].rstrip("0123456789") for row in tail} == {"half"} and len(tail) <= 200 // 40
+    assert never[0]["profile"] == {"n": 12, "correct": 0, "formatted": 10}
+    assert tail[0]["profile"] == {"n": 12, "correct": 6, "formatted": 10}
+    assert asked["easy0"] == 1 and asked["never0"] == 2
+
+
+# ------------------------------------------------------------------------------------------------------- shipped world
+
+
+def test_shipped_rows_are_whole_and_their_answers_right(shipped):
+    assert {name: len(shipped[name]) for name in prepare.SETS} == {"old": 319, "cross": 400, "easy": 200}
+    assert len(shipped["train"]) >= 300 and len(shipped["sparse"]) >= 100
+    for name, rows in shipped.items():
+        assert len({row["id"] for row in rows}) == len(rows)
+        for row in rows:
+            value = values_of(prepare.chain_of(row["draw"]))[-1]
+            shown = row["choices"]["ABCD".index(row["answer"])] if row["kind"] == "choice" else row["answer"]
+            assert shown == str(value) and row["split"] == name and row["source"] == "toy"
+            assert common.grade("".join(row["solution"]), row["answer"], row["choices"]) == "right"
+
+
+def test_shipped_solutions_show_the_steps_and_reveal_the_answer_in_the_last_sentence_only(shipped):
+    for row in (row for rows in shipped.values() for row in rows):
+        *steps, last = row["solution"]
+        chain = prepare.chain_of(row["draw"])
+        assert steps == [f"{card}={value};" for card, value in zip(chain[1:], values_of(chain)[1:], strict=True)]
+        assert last == f"<answer>{row['answer']}</answer>"
+        for k in range(len(row["solution"])):
+            assert "answer" not in "".join(row["solution"][:k])
+
+
+def test_pool_rows_carry_their_selection_and_a_teacher_sample(shipped, tokenizer):
+    asked, tails = sum(prepare.ROUNDS), {}
+    for name in ("train", "sparse"):
+        tails[name] = [row for row in shipped[name] if row["profile"]["correct"]]
+        assert all(row["profile"]["n"] == asked for row in shipped[name])
+        assert all(prepare.TAIL[0] <= row["profile"]["correct"] / asked <= prepare.TAIL[1] for row in tails[name])
+        assert 0.6 * prepare.TAIL_SHARE < len(tails[name]) / len(shipped[name]) < 1.5 * prepare.TAIL_SHARE
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert all(row["teacher"] and end not in row["teacher"] for row in shipped["train"])
+    worked = [re.match(r"[+x-]\d=\d+;", tokenizer.decode(row["teacher"])) for row in shipped["train"]]
+    assert sum(map(bool, worked)) > 0.8 * len(worked)
+
+
+def test_no_picture_is_in_two_rows(shipped):
+    hashes = Counter()
+    for row in (row for rows in shipped.values() for row in rows):
+        hashes[hashlib.sha256(Image.open(row["image"]).convert("RGB").tobytes()).hexdigest()] += 1
+    assert max(hashes.values()) == 1 and len(hashes) == sum(map(len, shipped.values()))
+
+
+def test_the_tokenizer_keeps_the_answer_tags_and_cuts_where_sentences_end(shipped, tokenizer):
+    assert tokenizer.get_vocab() == prepare.make_tokenizer().get_vocab()
+    for tag in ("<answer>", "</answer>"):
+        assert len(tokenizer(tag).input_ids) == 1 and tag not in tokenizer.all_special_tokens
+    special = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
+    assert special == set(prepare.SPECIAL)
+    for row in shipped["cross"] + shipped["old"]:
+        text = "".join(row["solution"])
+        ids = tokenizer(text).input_ids
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+        assert len(ids) == len(re.sub("</?answer>", "#", text))  # a token for each character
+        cut = tokenizer("".join(row["solution"][:2])).input_ids
+        assert ids[: len(cut)] == cut
+        prompt = common.prompt_text(row)
+        assert tokenizer.decode(tokenizer(prompt).input_ids) == prompt
+
+
+def test_the_checkpoints_are_small_and_load_like_the_published_model(tokenizer):
+    paths = {name: prepare.HERE / name for name in ("student", "teacher")}
+    assert sum(p.stat().st_size for folder in paths.values() for p in folder.iterdir()) < 10_000_000
+    student, teacher = (Qwen2VLForConditionalGeneration.from_pretrained(path) for path in paths.values())
+    assert 0.9e6 < student.num_parameters() < 1.2e6 and 2.8e6 < teacher.num_parameters() < 3.4e6
+    assert len(tokenizer) <= student.config.text_config.vocab_size < teacher.config.text_config.vocab_size
+    ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    for path in paths.values():
+        assert GenerationConfig.from_pretrained(path).eos_token_id == ends
+        assert (path / "tokenizer.json").read_text() == (paths["student"] / "tokenizer.json").read_text()
+        weights = load_file(path / "model.safetensors")
+        assert all(w.dtype == torch.float16 and w.isfinite().all() for w in weights.values())
+
+
+def test_prepare_draws_only_what_is_missing_and_says_so(monkeypatch, tmp_path, capsys):
+    for name in prepare.NAMES:
+        lines = (prepare.HERE / f"{name}.jsonl").read_text().splitlines(keepends=True)[:2]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    for name in prepare.RECIPES:
+        (tmp_path / name).symlink_to(prepare.HERE / name)
+    monkeypatch.setattr(prepare, "HERE", tmp_path)
+    prepare.main([])
+    assert "10 of 10 pictures drawn" in capsys.readouterr().out
+    (tmp_path / "images" / "old-0001.png").unlink()
+    prepare.main([])
+    assert "1 of 10 pictures drawn" in capsys.readouterr().out
+    assert len(common.load_pool(tmp_path / "old.jsonl")) == 2
+
+
+@pytest.mark.parametrize("gone", ["old.jsonl", "teacher/model.safetensors"])
+def test_a_missing_file_of_the_world_is_named_in_a_sentence(monkeypatch, tmp_path, gone):
+    for name in [f"{name}.jsonl" for name in prepare.NAMES] + [f"{name}/model.safetensors" for name in prepare.RECIPES]:
+        if name != gone:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+    monkeypatch.setattr(prepare, "HERE", tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        prepare.main([])
+    assert gone in str(stop.value) and "git checkout data/toy" in str(stop.value) and "--rebuild" in str(stop.value)
+
+
+# -------------------------------------------------------------------------------------------------------- calibration
+
+
+@pytest.mark.slow
+def test_the_shipped_world_keeps_its_calibration():
+    """Fresh rollouts on 150 rows of each set: every figure within its bounds, give or take three standard errors."""
+    figures = prepare.calibrate(limit=150)
+    print(*figures, sep="\n")
+    missed = [str(f) for f in figures if not f.low - 3 * f.error <= f.mean <= f.high + 3 * f.error]
+    assert not missed and len(figures) == len(prepare.TARGETS) + 11
+
+
+@pytest.mark.slow
+def test_a_tiny_world_can_be_rebuilt_from_the_seed(monkeypatch, tmp_path):
+    recipes = {k: dataclasses.replace(r, problems=1000, steps=3, batch=8) for k, r in prepare.RECIPES.items()}
+    sets = {name: [(n // 10, part) for n, part in parts] for name, parts in prepare.SETS.items()}
+    for name, value in dict(HERE=tmp_path, RECIPES=recipes, SETS=sets, CANDIDATES=60, ROUNDS=(4, 4)).items():
+        monkeypatch.setattr(prepare, name, value)
+    prepare.main(["--rebuild", "--limit", "4"])
+    assert {name: len(common.load_pool(tmp_path / f"{name}.jsonl")) for name in prepare.NAMES}["cross"] == 40
+    assert "designed" in (tmp_path / "readme.md").read_text()
