@@ -10,8 +10,7 @@ import json
 import math
 from pathlib import Path
 
-from common import read_jsonl
-from judge import VERDICTS, read_answers, read_verdicts
+from judge import VERDICTS, read_answers, read_jsonl, read_verdicts
 
 # The paper's DynaMath accuracy is known as two ranges (abstract and introduction, arXiv 2608.21811). Which arm is in
 # which is our reading of its finding 1. The order is that of the tables.

@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import time
-import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
@@ -43,6 +42,8 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
+
+from judge import extract, grade, pick, prompt_text, read_jsonl
 
 torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN plans every new shape anew: 10x slower where lengths vary
 transformers.logging.set_verbosity_error()
@@ -72,17 +73,6 @@ def parse(Args, argv=None):
 
 
 # ------------------------------------------------------------------------------------------------------------- 2 run
-
-
-def read_jsonl(path):
-    """All rows of a JSONL file; a broken line is an error that names it."""
-    rows = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise SystemExit(f"{path}, line {number} is not JSON ({error.msg}): repair or remove the line.") from None
-    return rows
 
 
 def write_text(path, text):
@@ -135,8 +125,9 @@ class Run:
             git = subprocess.run(
                 ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
             )
-            pool = Path(args.pool).read_bytes() if Path(args.pool).exists() else b""
-            facts = dict(args=now, commit=git.stdout.strip(), pool_sha256=hashlib.sha256(pool).hexdigest(),
+            files = {p: Path(p).read_bytes() for p in [args.pool, *args.eval.split(",")] if Path(p).exists()}
+            facts = dict(args=now, commit=git.stdout.strip(),
+                         sha256={p: hashlib.sha256(x).hexdigest() for p, x in files.items()},
                          python=sys.version.split()[0], torch=torch.__version__,
                          transformers=transformers.__version__)  # fmt: skip
             try:
@@ -408,7 +399,7 @@ def check_row(row):
         return "question or answer is empty: remove the row"
     if found := re.search(r"<image>|<\|\w+\|>", " ".join([row["question"], *row["choices"]])):
         return f"{found[0]} stands in the text: take it out, the prompt places the image itself"
-    if row["kind"] == "choice" and row["answer"] not in [*letters(row["choices"]), *row["choices"]]:
+    if (row["kind"] == "choice" or row["choices"]) and pick(row["answer"], row["choices"]) in (None, -1):
         return f"the gold {row['answer']!r} is none of its {len(row['choices'])} options: parse them or drop the row"
 
 
@@ -446,18 +437,6 @@ def next_problems(pool, step, args, run):
         epoch, i = divmod(k, len(pool))
         rows += [pool[random.Random(f"{args.seed}/{epoch}").sample(range(len(pool)), len(pool))[i]]] * args.group
     return rows
-
-
-def letters(choices):
-    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(choices)]
-
-
-def prompt_text(problem, instruction=""):
-    """The question as the model reads it, options and instruction included."""
-    options = [
-        f"({letter}) {text}" for letter, text in zip(letters(problem["choices"]), problem["choices"], strict=True)
-    ]
-    return "\n".join([problem["question"], *options, instruction]).rstrip("\n")
 
 
 @dataclass
@@ -514,9 +493,9 @@ class Batch:
 
     def __getitem__(self, rows):
         """The rows of an index tensor as a batch of their own, less the padding and images that only others need."""
-        real = self.attention[rows].any(0).nonzero()
-        left, right = real[0].item(), real[-1].item() + 1
-        t = right - (self.ids.shape[1] - self.mask.shape[1])
+        real, prompt = self.attention[rows].any(0).nonzero(), self.ids.shape[1] - self.mask.shape[1]
+        left, right = min(real[0].item(), prompt - 1), real[-1].item() + 1  # a column before the response predicts it
+        t = right - prompt
         used, image = self.image[rows].unique(return_inverse=True)
         return replace(
             self, **{k: vars(self)[k][..., rows, left:right] for k in ("ids", "attention", "positions")},
@@ -647,185 +626,6 @@ def score(policy, batch, args):
 
 
 # ---------------------------------------------------------------------------------------------------------- 7 reward
-
-NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
-MONTHS = "january february march april may june july august september october november december".split()
-SPELLING = [  # in order: LaTeX, words and typography -> the few signs that `value` reads
-    (r"\\(?:text|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r" \1 "),
-    (r"\\(?:left|right|quad|displaystyle)|\\[,;:! ()\[\]]|[$*`~]{2}|[$`~]|\{,\}", ""),
-    (r"\\[dt]?frac", "frac"), (r"frac\s*(\d)\s*(\d)", r"frac{\1}{\2}"), (r"\\sqrt|√", "sqrt"), (r"\\pi|π", "pi"),
-    (r"\^\s*\{?\s*\\circ\s*\}?|\\circ|°|\bdegrees?\b", " "), (r"\\times|\\cdot|×|·", "*"), (r"÷", "/"),
-    (r"\\in\b|\\approx|≈|∈", "="), (r"\\?%|\bpercent\b", "%"), (r"\\([{}])", r"\1"), (r"(?<=\d),(?=\d{3}(?!\d))", ""),
-    (rf"\b({'|'.join(NUMBER_WORDS)})\b", lambda m: str(NUMBER_WORDS.index(m[1]))),
-    (r"(?<=\d)\s*(hundred|thousand|million|billion)\b", lambda m: f"e{dict(h=2, t=3, m=6, b=9)[m[1][0]]}"),
-    (r"\b(\d+)\s+(\d+)\s*/\s*(\d+)\b", r"(\1+\2/\3)"),  # a mixed number
-    (r":0(\d)\b", r":\1"),  # 8:05 and 8:5 are one time
-]  # fmt: skip
-IS = r"(?:\s+(?:is|are|was|equals?|must be|should be)\b|\s*[:=])\s*:?"
-PHRASE = rf"(?:\b(?:answer|result|option|choice){IS}|\b(?:must|has to) be\b|答案[应该]*[是为选]?\s*:?|选[择项]?\s*:?)"
-CUT_OFF = r"(?:\b(?:the|an?|is|are|and|or|of|to|by|so|then|that|we|get|from)|[-+*/=:,(])$"
-
-
-def tidy(text):
-    """The end of the text, which holds the answer, in plain Unicode: full-width signs and fancy minuses made ASCII."""
-    text = text[-4000:].translate({0x2212: "-", 0x2013: "-", 0xB2: "^2", 0xB3: "^3"})
-    return unicodedata.normalize("NFKC", text)[-4000:].replace("**", "").replace("`", "").strip()
-
-
-def spell(text):
-    """Lower case, no LaTeX, no number words, no commas within numbers, no final stop."""
-    text = tidy(text).lower()
-    for pattern, new in SPELLING:
-        text = re.sub(pattern, new, text)
-    return text.strip(" .;,!?\"'\n。")
-
-
-def value(text):
-    """The number that a spelled text is, `2 sqrt(3)/3 cm` included -> float, or None. Nothing is ever executed.
-
-    Recursive descent over at most 80 characters: sum, product, power, atom. Words that follow are taken for a unit.
-    """
-    found = re.match(r"(?:pi(?![a-z])|sqrt|frac|e[-+]?\d+|[\d.+\-*/^(){}\s])+", text[:80])
-    unit = text[found.end() :] if found else ""
-    if not found or re.search(r"\d(?!$)|[^%\w\s^/().-]|\b(?:and|or|to|x|y)\b", unit):
-        return None
-    tokens = re.findall(r"\d+\.?\d*(?:e[-+]?\d{1,2})?|\.\d+|pi|sqrt|frac|\S", found[0].rstrip("-+*/({ "))[::-1]
-    ahead = lambda *signs: bool(tokens) and tokens[-1] in signs
-
-    def atom():
-        token = tokens.pop() if tokens else ""
-        if token in ("(", "{"):
-            inner = total()
-            return inner if ahead(")", "}") and tokens.pop() else math.nan
-        if token in ("-", "+"):
-            return power() * (-1 if token == "-" else 1)
-        if token in ("sqrt", "frac"):
-            x = atom()
-            return quotient(x, atom()) if token == "frac" else math.sqrt(x) if x >= 0 else math.nan
-        return math.pi if token == "pi" else float(token) if re.match(r"\.?\d", token) else math.nan
-
-    def power():
-        base = atom()
-        exponent = power() if ahead("^") and tokens.pop() else 1.0
-        tame = base and abs(exponent) < 99 and abs(exponent * math.log10(abs(base))) < 99
-        return base**exponent if tame and (base > 0 or exponent % 1 == 0) else base if exponent == 1 else math.nan
-
-    def product():
-        x = power()
-        while tokens and not ahead("+", "-", ")", "}"):
-            divide = ahead("*", "/") and tokens.pop() == "/"
-            x = quotient(x, power()) if divide else x * power()
-        return x
-
-    def total():
-        x = product()
-        while ahead("+", "-"):
-            sign = 1 if tokens.pop() == "+" else -1
-            x += sign * product()
-        return x
-
-    quotient = lambda x, y: x / y if y else math.nan
-    x = total()
-    return x if not tokens and abs(x) < 1e99 else None
-
-
-def same_value(a, b):
-    """Two spelled texts: equal words, or numbers that agree. An integer must be met, a decimal within 0.001 and 1 %."""
-    (name, _, a), (gold_name, _, b) = (x.rpartition("=") for x in (a, b))
-    if name and gold_name and name.split("=")[0].strip() != gold_name.split("=")[0].strip():
-        return False  # x = 4 is not y = 4
-    x, y = value(a.strip()), value(b.strip())
-    if x is None or y is None:
-        month = lambda w: next((m for m in MONTHS if len(w) > 2 and m.startswith(w)), w)
-        a, b = (re.sub(r"[^\w:/+-]|^(?:in|on|the)\s", "", w.strip()) for w in (a, b))
-        return month(a) == month(b) != ""
-    if ("%" in a) != ("%" in b) and y and math.isclose(x / y, 100 if "%" in a else 0.01):
-        return True  # 25 % of 0.25
-    return abs(x - y) <= (1e-9 * max(1, abs(y)) if y == int(y) else min(1e-3, 1e-2 * abs(y)))
-
-
-def same_answer(a, b):
-    """Whether `a` says what the reference `b` says: numbers in any usual spelling, pairs, sets of solutions, words."""
-    a, b = spell(a)[:300], spell(b)[:300]
-    parts = lambda s: [
-        x
-        for x in re.split(r",|;|\bor\b|\band\b", re.sub(r"^[a-z] *=(?= *\{)|(?<![a-z}])[(){}](?![^,]*[*/^])", "", s))
-        if x.strip()
-    ]
-    left, right = parts(a), parts(b)
-    if len(left) != len(right) or len(right) < 2:
-        return same_value(a, b)
-    if b[0] == "(":  # a point: the order counts
-        return all(map(same_value, left, right))
-    return all(any(same_value(x, y) for x in left) for y in right)
-
-
-def pick(text, choices):
-    """The option a text names, by its letter or by its own text -> letter, or None where it names none or several."""
-    names, text = letters(choices), tidy(text).strip("*$ \n")
-    text = re.sub(r"\\(?:text|mathrm|mathbf)\s*\{([^{}]*)\}", r"\1", text)
-    if found := re.match(r"\(?([A-Z])(?:[).:,]|$)", text):
-        return found[1] if found[1] in names else None
-    if len(same := [n for n, choice in zip(names, choices, strict=True) if same_answer(text, choice)]) == 1:
-        return same[0]
-    found = set(re.findall(r"(?<![\w'])\(?([A-Z])\)?(?![\w'])(?! (?!is\b)[a-z])", text))
-    if not found:
-        found = {
-            n
-            for n, x in zip(names, choices, strict=True)
-            if re.search(rf"(?<!\w){re.escape(spell(x))}(?!\w)", spell(text))
-        }
-    return found.pop() if len(found) == 1 and found <= set(names) else None
-
-
-def extract(text, choices):
-    """The final answer, as written, or None: the last <answer> tag, else the last \\boxed, else a JSON "short answer",
-    else what follows the last answer phrase, else what the last sentence comes to."""
-    text = tidy(text)
-    if tags := re.findall(r"<answer>((?:(?!<answer>).)*?)</answer>", text, re.I | re.S):
-        return tags[-1].strip() or None
-    if "\\boxed{" in text:
-        depth, start = 1, text.rindex("\\boxed{") + 7
-        for i, c in enumerate(text[start:], start):
-            depth += (c == "{") - (c == "}")
-            if depth == 0:
-                return text[start:i].strip() or None
-        return None
-    if found := re.search(r'"short answer"\s*:\s*"?([^"}]*)', text):
-        return found[1].strip() or None
-    sentences = [s.strip() for s in re.split(r"(?<=[a-z\d)°%][.!?])\s+|[。\n]+", text) if s.strip()]
-    for sentence in reversed(sentences):
-        found = [*re.finditer(PHRASE, sentence, re.I)]
-        if found and (span := sentence[found[-1].end() :].strip()) and not re.search(CUT_OFF, span):
-            return span
-    last = sentences[-1] if sentences else ""
-    if not last or re.search(CUT_OFF, last):
-        return None
-    if choices:
-        return last if pick(last, choices) else None
-    pieces = re.split(r"\b(?:is|are|was|were|equals|by|have)\b|:(?=\s)", re.sub(r"\bin (?:19|20)\d\d\b", "", last))
-    span = spell(([x for x in pieces if re.search(r"\d", x)] or pieces)[-1])
-    numbers = re.findall(r"-?\d[\d.]*", span)
-    if value(span) is None and len(numbers) == 1 and not re.search(r"[=<>]", span):
-        span = span[span.index(numbers[0]) :]  # `in total 13 houses`
-    short = len(re.findall(r"[^\W\d_]{2,}", span)) <= 4 and re.search(r"\w", span)
-    return span if short else None
-
-
-def grade(output, answer, choices):
-    """The verdict behind the reward -> "right", "wrong" or "unparsed". Reads nothing but its arguments.
-
-    answer: the reference, free-form or, where there are choices, an option's letter or text. ValueError if it is empty.
-    """
-    if not answer.strip():
-        raise ValueError("the reference answer is empty")
-    found = extract(output, choices)
-    if found is None:
-        return "unparsed"
-    if not choices:
-        return "right" if same_answer(found, answer) else "wrong"
-    gold = answer if answer in [*letters(choices)] else pick(answer, choices)
-    return "right" if gold is not None and pick(found, choices) == gold else "wrong"
 
 
 def reward(batch, problems):

@@ -76,7 +76,8 @@ def main(args):
     optimizer = torch.optim.AdamW(trained, lr=args.lr, betas=(0.9, 0.999), weight_decay=args.weight_decay)
     pool, sets = common.load_pool(args.pool, least=args.problems), common.load_sets(args)
     run.resume((policy, optimizer))
-    common.report_gates(common.shared_gates(policy, processor, pool, args, run), args, run)
+    if run.step == 0:
+        common.report_gates(common.shared_gates(policy, processor, pool, args, run), args, run)
 
     for step in range(run.step, args.steps):
         run.begin(step)

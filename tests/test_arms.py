@@ -66,7 +66,7 @@ def test_a_run_leaves_a_complete_folder_whose_checkpoint_is_the_model_that_answe
                                                "checkpoint", "outputs.jsonl"}  # fmt: skip
     config = json.loads((run / "config.json").read_text())
     assert {k: config["args"][k] for k in asdict(args)} == asdict(args)
-    assert config["pool_sha256"] == sha256(Path(args.pool).read_bytes()).hexdigest()
+    assert config["sha256"][args.pool] == sha256(Path(args.pool).read_bytes()).hexdigest()
 
     lines = common.read_jsonl(run / "metrics.jsonl")
     assert [row["step"] for row in lines] == [0, 1, 2]

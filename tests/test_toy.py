@@ -16,7 +16,7 @@ import common
 from data.toy import prepare
 
 LIGHT, DARK = prepare.Part((3, 8), (0.3, 0.6, 0.8)), prepare.Part((3, 7), (0.6,), dark=True)
-CHOICE = prepare.Part((3, 7), (0.6,), choice=True)
+CHOICE = prepare.Part((3, 7), (0.6,), choice=True, even=True)
 
 
 def make(part, count, seed=0):
@@ -72,13 +72,20 @@ def test_chains_stay_in_range_right_or_after_one_slip(part):
         assert part.cards[0] <= len(chain) - 1 <= part.cards[1]
 
 
-def test_hard_steps_come_about_as_often_as_wanted():
-    for wanted in (0.15, 0.8):
+def test_chains_are_as_hard_as_wanted_where_the_cards_allow_it():
+    share = []
+    for wanted in (0.0, 0.5, 1.0):
         hard = []
         for row in make(prepare.Part((3, 8), (wanted,)), 500):
             chain = prepare.chain_of(row["draw"])
             hard += [len({*by_digits(v, c)}) == 2 for v, c in zip(values_of(chain), chain[1:], strict=False)]
-        assert abs(sum(hard) / len(hard) - wanted) < 0.05
+        share.append(sum(hard) / len(hard))
+    assert share[0] == 0 and abs(share[1] - 0.46) < 0.04 and 0.85 < share[2] < 1  # no multiplication fits above 49
+
+
+def test_an_even_part_has_each_value_as_the_answer_equally_often():
+    used = Counter(row["answer"] for row in make(prepare.Part((5, 7), (0.8,), even=True), 500))
+    assert used == {str(value): 5 for value in prepare.VALUES}
 
 
 def test_a_right_solution_has_a_step_for_each_card_and_ends_in_the_answer():

@@ -86,6 +86,7 @@ class Part:
     hard: tuple[float, ...]
     dark: bool = False
     choice: bool = False
+    even: bool = False  # each value is the answer equally often
     share: float = 0.0  # of the corpus
     direct: float = 0.0  # share answered without work
 
@@ -113,16 +114,16 @@ class Recipe:
 RECIPES = {
     "student": Recipe(
         (Part((1, 4), (0.15,), share=0.35, direct=0.15),
-         Part((3, 8), (0.3, 0.6, 0.8), share=0.35, direct=0.7),
-         Part((3, 7), (0.6,), choice=True, share=0.15, direct=0.85),
+         Part((3, 8), (0.3, 0.6, 0.8), share=0.35, direct=0.6),
+         Part((3, 7), (0.6,), choice=True, even=True, share=0.15, direct=0.85),
          Part((1, 6), (0.1, 0.4, 0.7), dark=True, share=0.15, direct=0.3)),
-        bad=1.0, slips=(0.3, 0.8), careful=0.0,
-        hidden=128, layers=4, heads=4, mlp=384, vision=64, spare=0, steps=4000, lr=2e-3,
+        bad=1.0, slips=(0.35, 0.8), careful=0.0,
+        hidden=128, layers=4, heads=4, mlp=384, vision=64, spare=0, steps=3000, lr=2e-3,
     ),
     "teacher": Recipe(
         (Part((1, 4), (0.15,), share=0.20, direct=0.05),
          Part((3, 8), (0.3, 0.6, 0.8), share=0.40, direct=0.05),
-         Part((3, 7), (0.6,), choice=True, share=0.15, direct=0.85),
+         Part((3, 7), (0.6,), choice=True, even=True, share=0.15, direct=0.85),
          Part((1, 7), (0.1, 0.4, 0.7), dark=True, share=0.25, direct=0.05)),
         bad=0.4, slips=(0.5, 0.8), careful=0.03,
         hidden=192, layers=6, heads=6, mlp=576, vision=96, spare=8, steps=2500, lr=1e-3,
@@ -130,14 +131,14 @@ RECIPES = {
 }  # fmt: skip
 
 SETS = {
-    "old": [(220, Part((3, 7), (0.6,), choice=True)), (99, Part((1, 4), (0.3,)))],
-    "cross": [(400, Part((3, 7), (0.6,), dark=True))],
+    "old": [(220, Part((3, 7), (0.6,), choice=True, even=True)), (99, Part((1, 4), (0.3,)))],
+    "cross": [(400, Part((2, 6), (0.4,), dark=True))],
     "easy": [(200, Part((1, 4), (0.15,)))],
 }
 NAMES = ("train", "sparse", *SETS)
-POOL, CANDIDATES = Part((5, 8), (0.75,)), 30_000
-ROUNDS = (16, 16, 32, 64, 64)  # rollouts a candidate: it stays while none is right, or while the share fits the tail
-TAIL, TAIL_SHARE = (0.4, 0.55), 0.06  # right, of a tail item's rollouts; tail items, of the pool
+POOL, CANDIDATES = Part((5, 7), (0.8,), even=True), 20_000
+ROUNDS = (16, 16, 32, 32)  # rollouts a candidate: it stays while none is right, or while the share fits the tail
+TAIL, TAIL_SHARE = (0.4, 0.55), 0.05  # right, of a tail item's rollouts; tail items, of the pool
 SPARSE = 4  # every fourth selected row is for evaluation, the others for training
 
 FRESH = 32 if torch.cuda.is_available() else 8  # rollouts a row in the calibration, a multiple of 8
@@ -176,10 +177,10 @@ def step(value, card):
 
 @cache
 def fitting(value, hard, times):
-    """Cards that keep the value in range and are as hard as wanted, if there are any; `times`: multiplications."""
+    """Cards that keep the value in range and are as hard as wanted (`times`: multiplications); else any in range."""
     legal = [card for card in CARDS if all(result in VALUES for result in step(value, card))]
     wanted = [card for card in legal if len({*step(value, card)}) == 1 + hard]
-    return [card for card in TIMES if times and card in wanted] or wanted or legal
+    return [card for card in (TIMES if times else CARDS) if card in wanted] or legal
 
 
 def make_chain(part, rng):
@@ -218,19 +219,16 @@ def make_options(answer, rng):
 
 
 def make_problems(part, count, rng, seen):
-    """`count` rows without id and image, their picture recipes (`draw`) not in `seen`, which grows.
-
-    In multiple choice all values are right equally often: likelier answers would be given away by the options alone.
-    """
+    """`count` rows without id and image, their picture recipes (`draw`) not in `seen`, which grows."""
     rows, used = [], Counter()
     while len(rows) < count:
         chain = make_chain(part, rng)
         solution, choices = work(chain), []
         answer = re.search(r"\d+", solution[-1])[0]
+        if part.even and used[answer] >= count / len(VALUES):
+            continue
+        used[answer] += 1
         if part.choice:
-            if used[answer] >= count / len(VALUES):
-                continue
-            used[answer] += 1
             choices = make_options(int(answer), rng)
             answer = common.letters(choices)[choices.index(answer)]
             solution[-1] = f"<answer>{answer}</answer>"
@@ -600,15 +598,19 @@ def draw_missing():
     print(f"{HERE}: {len(missing)} of {len(rows)} pictures drawn, the others were there.")
 
 
-def rebuild():
-    """Models, tokenizer and rows from the seed."""
+def build_models():
+    """Tokenizer and models from the seed."""
     torch.set_float32_matmul_precision("high")
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     tokenizer = make_tokenizer()
     for name in RECIPES:
-        model = pretrain(name, tokenizer).half()
-        for part in (model, tokenizer, make_images()):
+        for part in (pretrain(name, tokenizer).half(), tokenizer, make_images()):
             part.save_pretrained(HERE / name)
+
+
+def build_rows():
+    """The rows of all sets: drawn from the seed, the pool's selected by the student, the training rows solved by the teacher."""
+    tokenizer = make_tokenizer()
     rng, seen = random.Random(f"{SEED}/rows"), set()
     draw = lambda parts: [row for count, part in parts for row in make_problems(part, count, rng, seen)]
     sets = {name: draw(parts) for name, parts in SETS.items()}
@@ -638,7 +640,8 @@ def main(argv=None):
     parser.add_argument("--limit", type=int, default=0, help="rows of each set to measure, 0 for all")
     args = parser.parse_args(argv)
     if args.rebuild:
-        rebuild()
+        build_models()
+        build_rows()
     check_files()
     draw_missing()
     if args.calibrate or args.rebuild:
