@@ -328,7 +328,7 @@ def load_policy(path, args, run):
     policy = Policy(model, sampler, AutoTokenizer.from_pretrained(path)).to(run.device).train()
     compute = None if run.dtype == torch.float32 else run.dtype
     mesh = init_device_mesh(run.device.type, (run.world,))
-    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     return fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
 
 
