@@ -136,7 +136,7 @@ def make_args(world, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def load(make_args):
-    """load(**overrides) -> namespace of args, run, policy, processor, pool: what `main` sets up, ready to be sampled."""
+    """load(**overrides) -> namespace of args, run, policy, processor, pool: what `main` sets up first."""
 
     def load(args=None, **overrides):
         args = args or make_args(**overrides)

@@ -9,7 +9,6 @@ from dataclasses import fields
 from itertools import combinations
 
 import pytest
-
 from conftest import ROOT
 
 ARMS = [name for name in ("grpo", "hint", "uft", "opd", "reopd", "vapo", "stack") if (ROOT / f"{name}.py").exists()]

@@ -1,15 +1,15 @@
-"""The sampler and the log-probs, against the published model code one answer at a time. Nearly every silent bug of RL on
-images is a disagreement between the two (masks, shifts, positions, padding, pictures, temperatures)."""
+"""The sampler and the log-probs, against the published model code one answer at a time: nearly every silent bug of RL
+on images is a disagreement between them (masks, shifts, positions, padding, pictures, temperatures)."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from conftest import answers, banned, close, gather, inputs, stock_logps
 from scipy.stats import chisquare
 
 import common
 import grpo
-from conftest import answers, banned, close, gather, inputs, stock_logps
 
 STOCK = dict(do_sample=False, top_k=0, top_p=1.0, temperature=1.0, repetition_penalty=1.0, return_dict_in_generate=True)
 
@@ -73,7 +73,8 @@ def test_the_text_that_is_graded_is_the_sampled_part_alone(arm, prefix, hinted):
 
 def test_all_answers_to_a_problem_share_prompt_and_prefix_to_the_id(arm, hinted):
     T, G = hinted.mask.shape[1], arm.args.group
-    start = torch.cat([hinted.ids[:, :-T], hinted.ids[:, -T:] * hinted.forced.long()], 1).view(-1, G, hinted.ids.shape[1])
+    start = torch.cat([hinted.ids[:, :-T], hinted.ids[:, -T:] * hinted.forced.long()], 1)
+    start = start.view(-1, G, start.shape[1])
     assert (start == start[:, :1]).all()
     assert any(len(set(hinted.text[i : i + G])) == G for i in range(0, len(hinted.text), G))
 
@@ -137,19 +138,19 @@ def test_the_published_generate_led_along_the_sampled_tokens_gives_the_samplers_
     for i in range(0, len(arm.problems), 5):
         x, (_, sampled) = inputs(arm, arm.problems[i]), answers(batch)[i]
         n = x["input_ids"].shape[1]
-        lead = lambda _, ids, n=n, sampled=sampled: [sampled[len(ids) - n]]
-        out = stock.generate(**x, **STOCK, max_new_tokens=len(sampled), output_logits=True, prefix_allowed_tokens_fn=lead)
+        x["prefix_allowed_tokens_fn"] = lambda _, ids, n=n, sampled=sampled: [sampled[len(ids) - n]]
+        out = stock.generate(**x, **STOCK, max_new_tokens=len(sampled), output_logits=True)
         assert out.sequences[0, n:].tolist() == sampled
         assert close(gather(arm, torch.cat(out.logits), sampled), batch.logp[i][batch.mask[i] > 0])
 
 
-def test_greedy_answers_are_those_of_the_published_generate_for_images_of_all_sizes_even_after_another_batch(arm, stock):
+def test_greedy_answers_are_those_of_the_published_generate_on_images_of_all_sizes_after_another_batch(arm, stock):
     draw(arm, arm.problems[:8])  # another batch size must leave nothing behind
     single = replace(arm.args, group=1)
     batch = common.sample(arm.policy, arm.processor, arm.pool[:10], single, arm.run, greedy=True)
     for i, (_, sampled) in enumerate(answers(batch)):
-        out = stock.generate(**inputs(arm, arm.pool[i]), **STOCK, output_scores=True,
-                             max_new_tokens=single.max_new_tokens, suppress_tokens=banned(arm), eos_token_id=arm.policy.eos)  # fmt: skip
+        out = stock.generate(**inputs(arm, arm.pool[i]), **STOCK, max_new_tokens=single.max_new_tokens,
+                             output_scores=True, suppress_tokens=banned(arm), eos_token_id=arm.policy.eos)  # fmt: skip
         assert out.sequences[0, -len(sampled) :].tolist() == sampled
         logp = stock.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)[0]
         assert close(logp, batch.logp[i][batch.mask[i] > 0])
@@ -320,8 +321,9 @@ def test_two_forwards_are_equal_to_the_bit_though_the_policy_is_in_training_mode
 def test_the_log_prob_of_an_end_token_has_a_gradient(load):
     arm = load(problems=4)
     batch = draw(arm, [row for row in arm.pool[:4] for _ in range(arm.args.group)])
-    ends = batch.mask * (batch.mask.cumsum(1) == batch.mask.sum(1, keepdim=True)) * batch.finished[:, None]
-    logp = common.token_logps(arm.policy, batch, torch.arange(len(ends)), arm.args)
-    (logp * ends).sum().backward()
-    assert ends.sum() > 2
+    end = torch.isin(batch.ids[:, -batch.mask.shape[1] :], torch.tensor(arm.policy.eos))
+    first = end & (end.cumsum(1) == 1)
+    logp = common.token_logps(arm.policy, batch, torch.arange(len(end)), arm.args)
+    (logp * first * batch.mask).sum().backward()
+    assert first.sum() == batch.finished.sum() > 2 and batch.mask[first].all()
     assert all(p.grad.full_tensor().abs().max() > 0 for p in arm.policy.parameters() if p.requires_grad)

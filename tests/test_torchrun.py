@@ -9,16 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import ROOT, close
 from safetensors.torch import load_file
 
 import common
 import grpo
-from conftest import ROOT, close
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 # Runs under one process and under two. The answers of the `fed` run come from a file: every rank takes those to its
-# own problems. The others sample for themselves; `broken` and `left` fail with a state saved, and `broken` is run again.
+# own problems. The others sample for themselves; `broken` and `left` fail with a state saved; `broken` is run again.
 SCRIPT = """
 import json, sys
 from dataclasses import replace
@@ -99,7 +99,8 @@ def both(load, tmp_path_factory):
     (out / "script.py").write_text(SCRIPT)
     arm = load(problems=4, group=4, max_new_tokens=24, steps=1, lr=1e-4)
     torch.manual_seed(0)
-    batch = common.sample(arm.policy, arm.processor, common.next_problems(arm.pool, 0, arm.args, arm.run), arm.args, arm.run)
+    problems = common.next_problems(arm.pool, 0, arm.args, arm.run)
+    batch = common.sample(arm.policy, arm.processor, problems, arm.args, arm.run)
     odd = (torch.arange(16) // 4 % 2 == 1)[:, None]  # the second rank's answers end after five tokens
     batch.mask[odd & (batch.mask.cumsum(1) > 5)] = 0
     batch.attention[:, -batch.mask.shape[1] :] &= batch.mask > 0

@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig, Qwen2VLForConditionalGeneration
 
 import common
-from data.toy import prepare
+from data.toy import prepare, world
 
-LIGHT, DARK = prepare.Part((3, 8), (0.3, 0.6, 0.8)), prepare.Part((3, 7), (0.6,), dark=True)
-CHOICE = prepare.Part((3, 7), (0.6,), choice=True, even=True)
+LIGHT, DARK = world.Part((3, 8), (0.3, 0.6, 0.8)), world.Part((3, 7), (0.6,), dark=True)
+CHOICE = world.Part((3, 7), (0.6,), choice=True)
 
 
 def make(part, count, seed=0):
-    return prepare.make_problems(part, count, random.Random(seed), set())
+    return world.make_problems(part, count, random.Random(seed), set())
 
 
 def by_digits(value, card):
@@ -45,7 +45,7 @@ def values_of(chain):
 def shipped():
     """The shipped rows of all sets, with their pictures drawn -> {set: rows}."""
     prepare.draw_missing()
-    return {name: common.load_pool(prepare.HERE / f"{name}.jsonl") for name in prepare.NAMES}
+    return {name: common.load_pool(prepare.HERE / f"{name}.jsonl") for name in world.NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +57,15 @@ def tokenizer():
 
 
 def test_a_step_and_its_slip_are_those_of_paper_arithmetic():
-    for value in prepare.VALUES:
-        for card in prepare.CARDS:
-            assert prepare.step(value, card) == by_digits(value, card)
+    for value in world.VALUES:
+        for card in world.CARDS:
+            assert world.step(value, card) == by_digits(value, card)
 
 
 @pytest.mark.parametrize("part", [LIGHT, DARK, CHOICE], ids=["light", "dark", "choice"])
 def test_chains_stay_in_range_right_or_after_one_slip(part):
     for row in make(part, 500):
-        chain = prepare.chain_of(row["draw"])
+        chain = world.chain_of(row["draw"])
         values = values_of(chain)
         slipped = [by_digits(v, card)[1] for v, card in zip(values, chain[1:], strict=False)]
         assert all(0 <= v < 100 for v in values + slipped)
@@ -76,57 +76,52 @@ def test_chains_are_as_hard_as_wanted_where_the_cards_allow_it():
     share = []
     for wanted in (0.0, 0.5, 1.0):
         hard = []
-        for row in make(prepare.Part((3, 8), (wanted,)), 500):
-            chain = prepare.chain_of(row["draw"])
+        for row in make(world.Part((3, 8), (wanted,)), 500):
+            chain = world.chain_of(row["draw"])
             hard += [len({*by_digits(v, c)}) == 2 for v, c in zip(values_of(chain), chain[1:], strict=False)]
         share.append(sum(hard) / len(hard))
     assert share[0] == 0 and abs(share[1] - 0.46) < 0.04 and 0.85 < share[2] < 1  # no multiplication fits above 49
 
 
-def test_an_even_part_has_each_value_as_the_answer_equally_often():
-    used = Counter(row["answer"] for row in make(prepare.Part((5, 7), (0.8,), even=True), 500))
-    assert used == {str(value): 5 for value in prepare.VALUES}
-
-
 def test_a_right_solution_has_a_step_for_each_card_and_ends_in_the_answer():
     for row in make(LIGHT, 200) + make(DARK, 200):
-        chain = prepare.chain_of(row["draw"])
+        chain = world.chain_of(row["draw"])
         values = values_of(chain)
         steps = [f"{card}={value};" for card, value in zip(chain[1:], values[1:], strict=True)]
         assert row["solution"] == [*steps, f"<answer>{values[-1]}</answer>"] and row["answer"] == str(values[-1])
 
 
 def test_slips_happen_on_hard_steps_only_and_at_the_rate_of_their_card():
-    rates = {card: random.Random(card).choice((0.0, 0.3, 0.7, 1.0)) for card in prepare.CARDS}
+    rates = {card: random.Random(card).choice((0.0, 0.3, 0.7, 1.0)) for card in world.CARDS}
     slips, rng = defaultdict(list), random.Random(1)
-    for row in make(prepare.Part((1, 1), (0.8,)), 4000):  # one card: no work starts over
-        start, card = prepare.chain_of(row["draw"])
+    for row in make(world.Part((1, 1), (0.8,)), 4000):  # one card: no work starts over
+        start, card = world.chain_of(row["draw"])
         right, careless = by_digits(int(start), card)
-        value = int(re.search(r"=(\d+);", prepare.work([start, card], rates, rng)[0])[1])
+        value = int(re.search(r"=(\d+);", world.work([start, card], rates, rng)[0])[1])
         assert value in (right, careless)
         if right != careless:
             slips[card].append(value == careless)
-    assert len(slips) == len(prepare.CARDS)
+    assert len(slips) == len(world.CARDS)
     for card, slipped in slips.items():
         assert abs(sum(slipped) / len(slipped) - rates[card]) < 3.5 * (0.25 / len(slipped)) ** 0.5
 
 
 def test_work_goes_on_from_the_wrong_value_and_stays_in_range():
-    always, rng, cancelled = dict.fromkeys(prepare.CARDS, 1.0), random.Random(0), 0
-    assert prepare.work(["27", "+8", "-2"], always, rng) == ["+8=25;", "-2=23;", "<answer>23</answer>"]
-    rates = dict.fromkeys(prepare.CARDS, 0.5)
+    always, rng, cancelled = dict.fromkeys(world.CARDS, 1.0), random.Random(0), 0
+    assert world.work(["27", "+8", "-2"], always, rng) == ["+8=25;", "-2=23;", "<answer>23</answer>"]
+    rates = dict.fromkeys(world.CARDS, 0.5)
     for row in make(LIGHT, 300):
-        sentences = prepare.work(prepare.chain_of(row["draw"]), rates, rng)
-        assert all(int(n) in prepare.VALUES for n in re.findall(r"[=>](-?\d+)", "".join(sentences)))
+        sentences = world.work(world.chain_of(row["draw"]), rates, rng)
+        assert all(int(n) in world.VALUES for n in re.findall(r"[=>](-?\d+)", "".join(sentences)))
         cancelled += sentences[-1] == row["solution"][-1] and sentences != row["solution"]
     assert cancelled > 0  # slips of ten up and ten down: right in the end by a wrong chain
 
 
 def test_the_same_seed_makes_the_same_rows_and_no_picture_twice():
     seen, rng = set(), random.Random(3)
-    rows = [row for part in (LIGHT, DARK, CHOICE) for row in prepare.make_problems(part, 300, rng, seen)]
+    rows = [row for part in (LIGHT, DARK, CHOICE) for row in world.make_problems(part, 300, rng, seen)]
     again, rng = set(), random.Random(3)
-    assert rows == [row for part in (LIGHT, DARK, CHOICE) for row in prepare.make_problems(part, 300, rng, again)]
+    assert rows == [row for part in (LIGHT, DARK, CHOICE) for row in world.make_problems(part, 300, rng, again)]
     assert len({str(row["draw"]) for row in rows}) == len(rows) == len(seen)
 
 
@@ -135,7 +130,7 @@ def test_the_same_seed_makes_the_same_rows_and_no_picture_twice():
 
 def test_the_right_option_is_among_four_and_has_its_letter():
     for row in make(CHOICE, 300):
-        value = values_of(prepare.chain_of(row["draw"]))[-1]
+        value = values_of(world.chain_of(row["draw"]))[-1]
         assert len(set(row["choices"])) == 4
         assert row["choices"]["ABCD".index(row["answer"])] == str(value)
         assert row["solution"][-1] == f"<answer>{row['answer']}</answer>"
@@ -180,9 +175,9 @@ def test_a_picture_is_the_same_each_time_and_has_nine_image_tokens(tmp_path):
     processor = common.Processor(prepare.HERE / "student", args)
     for i, row in enumerate(make(LIGHT, 3) + make(DARK, 3)):
         row["image"] = f"{i}.png"
-        prepare.draw_row(row, tmp_path / "a")
-        prepare.draw_tile.cache_clear()
-        prepare.draw_row(row, tmp_path / "b")
+        world.draw_row(row, tmp_path / "a")
+        world.draw_tile.cache_clear()
+        world.draw_row(row, tmp_path / "b")
         assert (tmp_path / "a" / f"{i}.png").read_bytes() == (tmp_path / "b" / f"{i}.png").read_bytes()
         prompt = processor.encode(row | {"image": tmp_path / "a" / f"{i}.png"})
         assert prompt.grid.tolist() == [[1, 6, 6]]
@@ -192,19 +187,19 @@ def test_a_picture_is_the_same_each_time_and_has_nine_image_tokens(tmp_path):
 
 def test_light_chains_are_laid_along_rows_and_dark_ones_down_columns():
     cells = [["7", 0, 0], ["+1", 0, 0], ["+2", 0, 0], ["+3", 0, 0], None, None, ["+4", 0, 0], None, None]
-    assert prepare.chain_of({"dark": False, "cells": cells}) == ["7", "+1", "+2", "+3", "+4"]
-    assert prepare.chain_of({"dark": True, "cells": cells}) == ["7", "+3", "+4", "+1", "+2"]
+    assert world.chain_of({"dark": False, "cells": cells}) == ["7", "+1", "+2", "+3", "+4"]
+    assert world.chain_of({"dark": True, "cells": cells}) == ["7", "+3", "+4", "+1", "+2"]
 
 
 def test_the_corpus_shows_a_model_what_the_processor_will(monkeypatch, tmp_path, tokenizer):
-    rows, original = [], prepare.make_problems
-    monkeypatch.setattr(prepare, "make_problems", lambda *a: rows.extend(new := original(*a)) or new)
-    recipe = dataclasses.replace(prepare.RECIPES["student"], problems=40)
+    rows, original = [], world.make_problems
+    monkeypatch.setattr(world, "make_problems", lambda *a: rows.extend(new := original(*a)) or new)
+    recipe = dataclasses.replace(world.RECIPES["student"], problems=40)
     ids, labels, cells, tiles = prepare.make_corpus(recipe, tokenizer, random.Random(0))
     processor = common.Processor(prepare.HERE / "student", prepare.arguments(tmp_path))
     assert len(rows) == len(ids) == 40
     for i, row in enumerate(rows):
-        prepare.draw_row(row | {"image": "x.png"}, tmp_path)
+        world.draw_row(row | {"image": "x.png"}, tmp_path)
         prompt = processor.encode(row | {"image": tmp_path / "x.png"})
         assert ids[i, : len(prompt.ids)].tolist() == prompt.ids
         assert (labels[i, : len(prompt.ids)] == -100).all()
@@ -218,7 +213,7 @@ def test_the_corpus_shows_a_model_what_the_processor_will(monkeypatch, tmp_path,
 
 
 def test_the_pretraining_loss_is_that_of_the_published_forward(tokenizer):
-    recipe = dataclasses.replace(prepare.RECIPES["student"], problems=40)
+    recipe = dataclasses.replace(world.RECIPES["student"], problems=40)
     ids, labels, cells, tiles = prepare.make_corpus(recipe, tokenizer, random.Random(0))
     rows = torch.tensor([0, 20, 30, 39])  # a short one, a long one, options, the dark style
     ids, labels, pixels = ids[rows], labels[rows], tiles[cells[rows]].flatten(1, 2)
@@ -234,11 +229,11 @@ def test_the_pretraining_loss_is_that_of_the_published_forward(tokenizer):
 
 
 def test_pretraining_learns_and_gives_the_same_model_again(monkeypatch, tokenizer):
-    recipe = dataclasses.replace(prepare.RECIPES["student"], problems=100, batch=8, steps=12)
-    monkeypatch.setitem(prepare.RECIPES, "student", recipe)
+    recipe = dataclasses.replace(world.RECIPES["student"], problems=100, batch=8, steps=12)
+    monkeypatch.setitem(world.RECIPES, "student", recipe)
     first, second = (prepare.pretrain("student", tokenizer).state_dict() for _ in range(2))
     assert all(torch.equal(first[k], second[k]) for k in first)
-    torch.manual_seed(prepare.SEED)
+    torch.manual_seed(world.SEED)
     new = prepare.make_model(recipe, tokenizer)
     ids, labels, cells, tiles = prepare.make_corpus(recipe, tokenizer, random.Random("other"))
     known, losses = prepare.layout(new, ids[0]), []
@@ -253,8 +248,8 @@ def test_pretraining_learns_and_gives_the_same_model_again(monkeypatch, tokenize
 
 
 def test_selection_keeps_what_is_never_right_and_a_tail_and_counts_every_rollout(monkeypatch):
-    monkeypatch.setattr(prepare, "ROUNDS", (4, 8))
-    monkeypatch.setattr(prepare, "TAIL", (0.4, 0.6))
+    monkeypatch.setattr(world, "ROUNDS", (4, 8))
+    monkeypatch.setattr(world, "TAIL", (0.4, 0.6))
     habits = {"never": [0, 0], "late": [0, 1], "half": [2, 4], "fades": [2, 0], "easy": [4, 8]}
     rows, asked = [{"id": f"{k}{i}"} for i in range(40) for k in habits], Counter()
 
@@ -276,12 +271,12 @@ def test_selection_keeps_what_is_never_right_and_a_tail_and_counts_every_rollout
 
 
 def test_shipped_rows_are_whole_and_their_answers_right(shipped):
-    assert {name: len(shipped[name]) for name in prepare.SETS} == {"old": 319, "cross": 400, "easy": 200}
+    assert {name: len(shipped[name]) for name in world.SETS} == {"old": 319, "cross": 400, "easy": 200}
     assert len(shipped["train"]) >= 300 and len(shipped["sparse"]) >= 100
     for name, rows in shipped.items():
         assert len({row["id"] for row in rows}) == len(rows)
         for row in rows:
-            value = values_of(prepare.chain_of(row["draw"]))[-1]
+            value = values_of(world.chain_of(row["draw"]))[-1]
             shown = row["choices"]["ABCD".index(row["answer"])] if row["kind"] == "choice" else row["answer"]
             assert shown == str(value) and row["split"] == name and row["source"] == "toy"
             assert common.grade("".join(row["solution"]), row["answer"], row["choices"]) == "right"
@@ -290,7 +285,7 @@ def test_shipped_rows_are_whole_and_their_answers_right(shipped):
 def test_shipped_solutions_show_the_steps_and_reveal_the_answer_in_the_last_sentence_only(shipped):
     for row in (row for rows in shipped.values() for row in rows):
         *steps, last = row["solution"]
-        chain = prepare.chain_of(row["draw"])
+        chain = world.chain_of(row["draw"])
         assert steps == [f"{card}={value};" for card, value in zip(chain[1:], values_of(chain)[1:], strict=True)]
         assert last == f"<answer>{row['answer']}</answer>"
         for k in range(len(row["solution"])):
@@ -298,12 +293,12 @@ def test_shipped_solutions_show_the_steps_and_reveal_the_answer_in_the_last_sent
 
 
 def test_pool_rows_carry_their_selection_and_a_teacher_sample(shipped, tokenizer):
-    asked, tails = sum(prepare.ROUNDS), {}
+    asked, tails = sum(world.ROUNDS), {}
     for name in ("train", "sparse"):
         tails[name] = [row for row in shipped[name] if row["profile"]["correct"]]
         assert all(row["profile"]["n"] == asked for row in shipped[name])
-        assert all(prepare.TAIL[0] <= row["profile"]["correct"] / asked <= prepare.TAIL[1] for row in tails[name])
-        assert 0.6 * prepare.TAIL_SHARE < len(tails[name]) / len(shipped[name]) < 1.5 * prepare.TAIL_SHARE
+        assert all(world.TAIL[0] <= row["profile"]["correct"] / asked <= world.TAIL[1] for row in tails[name])
+        assert 0.6 * world.TAIL_SHARE < len(tails[name]) / len(shipped[name]) < 1.5 * world.TAIL_SHARE
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert all(row["teacher"] and end not in row["teacher"] for row in shipped["train"])
     worked = [re.match(r"[+x-]\d=\d+;", tokenizer.decode(row["teacher"])) for row in shipped["train"]]
@@ -349,10 +344,10 @@ def test_the_checkpoints_are_small_and_load_like_the_published_model(tokenizer):
 
 
 def test_prepare_draws_only_what_is_missing_and_says_so(monkeypatch, tmp_path, capsys):
-    for name in prepare.NAMES:
+    for name in world.NAMES:
         lines = (prepare.HERE / f"{name}.jsonl").read_text().splitlines(keepends=True)[:2]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    for name in prepare.RECIPES:
+    for name in world.RECIPES:
         (tmp_path / name).symlink_to(prepare.HERE / name)
     monkeypatch.setattr(prepare, "HERE", tmp_path)
     prepare.main([])
@@ -365,7 +360,7 @@ def test_prepare_draws_only_what_is_missing_and_says_so(monkeypatch, tmp_path, c
 
 @pytest.mark.parametrize("gone", ["old.jsonl", "teacher/model.safetensors"])
 def test_a_missing_file_of_the_world_is_named_in_a_sentence(monkeypatch, tmp_path, gone):
-    for name in [f"{name}.jsonl" for name in prepare.NAMES] + [f"{name}/model.safetensors" for name in prepare.RECIPES]:
+    for name in [f"{name}.jsonl" for name in world.NAMES] + [f"{name}/model.safetensors" for name in world.RECIPES]:
         if name != gone:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).touch()
@@ -384,15 +379,16 @@ def test_the_shipped_world_keeps_its_calibration():
     figures = prepare.calibrate(limit=150)
     print(*figures, sep="\n")
     missed = [str(f) for f in figures if not f.low - 3 * f.error <= f.mean <= f.high + 3 * f.error]
-    assert not missed and len(figures) == len(prepare.TARGETS) + 11
+    assert not missed and len(figures) == len(world.TARGETS) + 11
 
 
 @pytest.mark.slow
 def test_a_tiny_world_can_be_rebuilt_from_the_seed(monkeypatch, tmp_path):
-    recipes = {k: dataclasses.replace(r, problems=1000, steps=3, batch=8) for k, r in prepare.RECIPES.items()}
-    sets = {name: [(n // 10, part) for n, part in parts] for name, parts in prepare.SETS.items()}
-    for name, value in dict(HERE=tmp_path, RECIPES=recipes, SETS=sets, CANDIDATES=60, ROUNDS=(4, 4)).items():
-        monkeypatch.setattr(prepare, name, value)
+    recipes = {k: dataclasses.replace(r, problems=1000, steps=3, batch=8) for k, r in world.RECIPES.items()}
+    sets = {name: [(n // 10, part) for n, part in parts] for name, parts in world.SETS.items()}
+    monkeypatch.setattr(prepare, "HERE", tmp_path)
+    for name, value in dict(RECIPES=recipes, SETS=sets, CANDIDATES=60, ROUNDS=(4, 4)).items():
+        monkeypatch.setattr(world, name, value)
     prepare.main(["--rebuild", "--limit", "4"])
-    assert {name: len(common.load_pool(tmp_path / f"{name}.jsonl")) for name in prepare.NAMES}["cross"] == 40
+    assert {name: len(common.load_pool(tmp_path / f"{name}.jsonl")) for name in world.NAMES}["cross"] == 40
     assert "designed" in (tmp_path / "readme.md").read_text()

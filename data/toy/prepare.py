@@ -26,7 +26,6 @@ import random
 import re
 import shutil
 import tempfile
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that one seed 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw, ImageFont
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import (
@@ -53,241 +51,12 @@ from transformers.vision_utils import get_vision_position_ids
 
 import common
 import grpo
+from data.toy import world
 
 HERE = Path(__file__).parent
 
-# ------------------------------------------------------------------------------------------------------------- knobs
-
-SEED = 0
-VALUES = range(100)  # no right or careless result leaves it
-STARTS = (2, 60)
-CARDS = [f"{op}{d}" for op, digits in (("+", range(1, 10)), ("-", range(1, 10)), ("x", range(2, 6))) for d in digits]
-TIMES = ["x2", "x2", "x3", "x4", "x5"]  # 30 % of the cards that are wanted hard are drawn from these
-
-OPEN = [
-    "Start from the boxed number and apply each card in order. What is the result?",
-    "Apply the cards one by one to the boxed number. Find the final value.",
-    "What number do you get after all the cards?",
-]
-CHOICE = [*OPEN, "Which option equals the result of all the cards?", "Choose the correct final value."]
-CROSS = [
-    "Read down the columns and evaluate the whole puzzle. Report the outcome.",
-    "Going down each column, which value comes out at the end?",
-]
-PASTEL = [(255, 205, 205), (205, 235, 205), (205, 215, 255), (250, 235, 180)]  # fills, light style; without meaning
-LOUD = [(255, 90, 90), (90, 230, 120), (110, 160, 255), (250, 210, 60)]  # outlines, dark style
-
-
-@dataclass(frozen=True)
-class Part:
-    """Part of a corpus or set: chains of so many cards, each wanted hard with one of the chances `hard` (a chain)."""
-
-    cards: tuple[int, int]
-    hard: tuple[float, ...]
-    dark: bool = False
-    choice: bool = False
-    even: bool = False  # each value is the answer equally often
-    share: float = 0.0  # of the corpus
-    direct: float = 0.0  # share answered without work
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A model's corpus, habits, size and schedule."""
-
-    parts: tuple[Part, ...]
-    bad: float  # share of the cards with a bad habit
-    slips: tuple[float, float]  # chance of a slip on a hard step with such a card, drawn once per card
-    careful: float  # the same for the other cards
-    hidden: int
-    layers: int
-    heads: int
-    mlp: int
-    vision: int
-    spare: int  # embedding rows beyond the tokenizer's: of the real pair, too, the teacher is the wider one
-    steps: int
-    lr: float
-    problems: int = 60_000
-    batch: int = 128
-
-
-RECIPES = {
-    "student": Recipe(
-        (Part((1, 4), (0.15,), share=0.35, direct=0.15),
-         Part((3, 8), (0.3, 0.6, 0.8), share=0.35, direct=0.6),
-         Part((3, 7), (0.6,), choice=True, even=True, share=0.15, direct=0.85),
-         Part((1, 6), (0.1, 0.4, 0.7), dark=True, share=0.15, direct=0.3)),
-        bad=1.0, slips=(0.35, 0.8), careful=0.0,
-        hidden=128, layers=4, heads=4, mlp=384, vision=64, spare=0, steps=3000, lr=2e-3,
-    ),
-    "teacher": Recipe(
-        (Part((1, 4), (0.15,), share=0.20, direct=0.05),
-         Part((3, 8), (0.3, 0.6, 0.8), share=0.40, direct=0.05),
-         Part((3, 7), (0.6,), choice=True, even=True, share=0.15, direct=0.85),
-         Part((1, 7), (0.1, 0.4, 0.7), dark=True, share=0.25, direct=0.05)),
-        bad=0.4, slips=(0.5, 0.8), careful=0.03,
-        hidden=192, layers=6, heads=6, mlp=576, vision=96, spare=8, steps=2500, lr=1e-3,
-    ),
-}  # fmt: skip
-
-SETS = {
-    "old": [(220, Part((3, 7), (0.6,), choice=True, even=True)), (99, Part((1, 4), (0.3,)))],
-    "cross": [(400, Part((2, 6), (0.4,), dark=True))],
-    "easy": [(200, Part((1, 4), (0.15,)))],
-}
-NAMES = ("train", "sparse", *SETS)
-POOL, CANDIDATES = Part((5, 7), (0.8,), even=True), 20_000
-ROUNDS = (16, 16, 32, 32)  # rollouts a candidate: it stays while none is right, or while the share fits the tail
-TAIL, TAIL_SHARE = (0.4, 0.55), 0.05  # right, of a tail item's rollouts; tail items, of the pool
-SPARSE = 4  # every fourth selected row is for evaluation, the others for training
-
 FRESH = 32 if torch.cuda.is_available() else 8  # rollouts a row in the calibration, a multiple of 8
 WORKERS = 12 if torch.cuda.is_available() else 2  # processes that sample
-TARGETS = [  # model, rows, share of the steps given, greedy, bounds of the share that is right
-    ("student", "train", 0, False, 0.03, 0.04),
-    ("student", "train", 0.25, False, 0, 1),
-    ("student", "train", 0.5, False, 0.25, 1),
-    ("student", "train", 0.75, False, 0, 1),
-    ("student", "sparse", 0, False, 0, 1),
-    ("student", "sparse", 0, True, 0, 1),
-    ("student", "cross", 0, True, 0.12, 0.3),
-    ("student", "easy", 0, True, 0.6, 1),
-    ("student", "old choice", 0, True, 0.18, 0.32),
-    ("student", "old open", 0, True, 0, 1),
-    ("teacher", "train", 0, False, 0.1, 0.6),
-    ("teacher", "sparse", 0, False, 0.1, 0.6),
-    ("teacher", "sparse", 0, True, 0, 1),
-    ("teacher", "cross", 0, True, 0.3, 0.9),
-    ("teacher", "easy", 0, True, 0, 1),
-]
-DEAD, BARE = (0.85, 0.97), (0.9, 1)  # bounds: all-wrong groups of 8 on train; bare letters in old choice
-
-# --------------------------------------------------------------------------------------------------- chains of cards
-
-
-def step(value, card):
-    """-> the right result and the careless one (carry dropped, borrow forgotten, times read as plus): equal if easy."""
-    digit = int(card[1:])
-    if card[0] == "+":
-        return value + digit, value + digit - 10 * (value % 10 + digit > 9)
-    if card[0] == "-":
-        return value - digit, value - digit + 10 * (value % 10 < digit)
-    return value * digit, value + digit
-
-
-@cache
-def fitting(value, hard, times):
-    """Cards that keep the value in range and are as hard as wanted (`times`: multiplications); else any in range."""
-    legal = [card for card in CARDS if all(result in VALUES for result in step(value, card))]
-    wanted = [card for card in legal if len({*step(value, card)}) == 1 + hard]
-    return [card for card in (TIMES if times else CARDS) if card in wanted] or legal
-
-
-def make_chain(part, rng):
-    """-> ["37", "+8", "x2", ...]: the start and its cards."""
-    value, chance = rng.randint(*STARTS), rng.choice(part.hard)
-    chain = [str(value)]
-    for _ in range(rng.randint(*part.cards)):
-        hard = rng.random() < chance
-        chain.append(rng.choice(fitting(value, hard, hard and rng.random() < 0.3)))
-        value, _ = step(value, chain[-1])
-    return chain
-
-
-def work(chain, rates=None, rng=None):
-    """Sentences of a worked solution: a step a card, then the answer; right unless rates are given.
-
-    rates: {card: chance of a slip on a hard step}. The work goes on from the wrong value, and starts over where that
-    leads out of range.
-    """
-    while True:
-        value, steps = int(chain[0]), []
-        for card in chain[1:]:
-            value = step(value, card)[rates is not None and rng.random() < rates[card]]
-            steps.append(f"{card}={value};")
-            if value not in VALUES:
-                break
-        else:
-            return [*steps, f"<answer>{value}</answer>"]
-
-
-def make_options(answer, rng):
-    """Four values {b, b + 10, b - 10, b +- 1 or 2} modulo 100, shuffled; any of them is the right one."""
-    pattern = [0, 10, -10, rng.choice((1, -1, 2, -2))]
-    first = answer - rng.choice(pattern)
-    return rng.sample([str((first + p) % 100) for p in pattern], 4)
-
-
-def make_problems(part, count, rng, seen):
-    """`count` rows without id and image, their picture recipes (`draw`) not in `seen`, which grows."""
-    rows, used = [], Counter()
-    while len(rows) < count:
-        chain = make_chain(part, rng)
-        solution, choices = work(chain), []
-        answer = re.search(r"\d+", solution[-1])[0]
-        if part.even and used[answer] >= count / len(VALUES):
-            continue
-        used[answer] += 1
-        if part.choice:
-            choices = make_options(int(answer), rng)
-            answer = common.letters(choices)[choices.index(answer)]
-            solution[-1] = f"<answer>{answer}</answer>"
-        cells, places = [None] * 9, sorted(rng.sample(range(9), len(chain))) if part.dark else range(len(chain))
-        for place, text in zip(places, chain, strict=True):
-            cells[reading(part.dark)[place]] = [text, rng.randrange(4), rng.randint(-1, 1)]  # and its colour and shift
-        draw = {"dark": part.dark, "cells": cells}
-        if str(draw) not in seen:
-            seen.add(str(draw))
-            question = rng.choice(CROSS if part.dark else CHOICE if part.choice else OPEN)
-            rows.append({"question": question, "answer": answer, "kind": "choice" if part.choice else "free",
-                         "choices": choices, "solution": solution, "draw": draw})  # fmt: skip
-    return rows
-
-
-# ---------------------------------------------------------------------------------------------------------- pictures
-
-
-def reading(dark):
-    """The nine cells in reading order: along the rows, or down the columns."""
-    return (0, 3, 6, 1, 4, 7, 2, 5, 8) if dark else range(9)
-
-
-def chain_of(draw):
-    """The chain that a picture shows."""
-    return [draw["cells"][i][0] for i in reading(draw["dark"]) if draw["cells"][i]]
-
-
-@cache
-def draw_tile(dark, text, colour, shift):
-    """A cell of 28 x 28 px, one image token; an empty text is a blank."""
-    tile = Image.new("RGB", (28, 28), (28, 28, 40) if dark else "white")
-    if text:
-        pen, ink = ImageDraw.Draw(tile), (235, 235, 235) if dark else (25, 25, 25)
-        look = {"outline": LOUD[colour], "width": 2} if dark else {"fill": PASTEL[colour]}
-        low, middle, high = 3 + shift, 14 + shift, 25 + shift
-        if text[0] == "+":
-            pen.ellipse((low, low, high, high), **look)
-        elif text[0] == "-":
-            pen.rectangle((low, low, high, high), **look)
-        elif text[0] == "x":
-            pen.polygon([(middle, low - 2), (high + 2, high), (low - 2, high)], **look)
-        else:  # the start
-            pen.rectangle((1, 5, 26, 23), **({"outline": ink, "width": 2} | look))
-        font, height = ImageFont.load_default(13 if dark else 15), 18 if text[0] == "x" else 14
-        pen.text((middle, height), text.lstrip("+-x"), ink, font, "mm")
-    return tile
-
-
-def draw_row(row, folder):
-    """Draw the row's picture below the folder, whole or not at all: 3 x 3 cells, so 36 patches and 9 image tokens."""
-    picture, path = Image.new("RGB", (84, 84)), Path(folder, row["image"])
-    for i, cell in enumerate(row["draw"]["cells"]):
-        picture.paste(draw_tile(row["draw"]["dark"], *(cell or ("", 0, 0))), (i % 3 * 28, i // 3 * 28))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}")
-    picture.save(new, "png")
-    new.replace(path)
-
 
 # ---------------------------------------------------------------------------------------------- tokenizer and models
 
@@ -309,7 +78,9 @@ def make_tokenizer():
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=480, special_tokens=SPECIAL, show_progress=False,
                                   initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))  # fmt: skip
-    bpe.train_from_iterator([*CHOICE, *CROSS, "user\n", "assistant\n", *(f"\n({x}) " for x in "ABCD")], trainer)
+    bpe.train_from_iterator(
+        [*world.CHOICE, *world.CROSS, "user\n", "assistant\n", *(f"\n({x}) " for x in "ABCD")], trainer
+    )
     bpe.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in ("<answer>", "</answer>")])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>",
                                    extra_special_tokens=SPECIAL, chat_template=TEMPLATE)  # fmt: skip
@@ -348,13 +119,15 @@ def make_corpus(recipe, tokenizer, rng):
 
     A tile's four patches stand together in the patch order of its picture too, so nine tiles make up its 36 patches.
     """
-    bad = rng.sample(CARDS, round(recipe.bad * len(CARDS)))  # independent habits, that no single switch mends
-    rates = {card: rng.uniform(*recipe.slips) if card in bad else recipe.careful for card in CARDS}
+    bad = rng.sample(
+        world.CARDS, round(recipe.bad * len(world.CARDS))
+    )  # independent habits, that no single switch mends
+    rates = {card: rng.uniform(*recipe.slips) if card in bad else recipe.careful for card in world.CARDS}
     prompts, answers, cells, tiles = [], [], [], {}
     for part in recipe.parts:
-        for row in make_problems(part, round(recipe.problems * part.share), rng, set()):
+        for row in world.make_problems(part, round(recipe.problems * part.share), rng, set()):
             direct = rng.random() < part.direct
-            answer = row["solution"][-1:] if direct else work(chain_of(row["draw"]), rates, rng)
+            answer = row["solution"][-1:] if direct else world.work(world.chain_of(row["draw"]), rates, rng)
             answers.append("".join(answer) + "<|im_end|>")
             content = [{"type": "image"}, {"type": "text", "text": common.prompt_text(row)}]
             prompts.append([{"role": "user", "content": content}])
@@ -367,7 +140,7 @@ def make_corpus(recipe, tokenizer, rng):
     ids, labels = np.full((2, len(prompts), width), [[[tokenizer.pad_token_id]], [[-100]]])
     for i, (p, a) in enumerate(zip(prompts, answers, strict=True)):
         ids[i, : len(p) + len(a)], labels[i, len(p) : len(p) + len(a)] = p + a, a
-    patches = make_images()([draw_tile(*key) for key in tiles], return_tensors="pt")["pixel_values"]
+    patches = make_images()([world.draw_tile(*key) for key in tiles], return_tensors="pt")["pixel_values"]
     return torch.from_numpy(ids), torch.from_numpy(labels), torch.tensor(cells), patches.view(len(tiles), 4, -1)
 
 
@@ -412,10 +185,12 @@ def pretrain(name, tokenizer):
 
     Steps of so small a model are all launches: on a GPU one is recorded as a CUDA graph and replayed.
     """
-    recipe, device = RECIPES[name], torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(SEED)
+    recipe, device = world.RECIPES[name], torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(world.SEED)
     model = make_model(recipe, tokenizer).to(device)
-    ids, labels, cells, tiles = (x.to(device) for x in make_corpus(recipe, tokenizer, random.Random(f"{SEED}/{name}")))
+    ids, labels, cells, tiles = (
+        x.to(device) for x in make_corpus(recipe, tokenizer, random.Random(f"{world.SEED}/{name}"))
+    )
     order, known = torch.randint(len(ids), (recipe.steps, recipe.batch)).to(device), layout(model, ids[0])
     rows, lr, graph = order[0].clone(), torch.zeros((), device=device), None
     optimizer = torch.optim.AdamW(model.parameters(), lr, (0.9, 0.98), weight_decay=0.01, fused=True,
@@ -460,7 +235,7 @@ def load(model, runs):
 
 def arguments(runs, **changed):
     """The settings of grpo.py --toy, so that what is measured here is what the arms will see."""
-    changed = {"runs": runs, "seed": SEED} | changed
+    changed = {"runs": runs, "seed": world.SEED} | changed
     return common.parse(grpo.Args, ["--toy", *(x for k, v in changed.items() for x in (f"--{k}", str(v)))])
 
 
@@ -470,7 +245,7 @@ def roll(job):
     run, policy, processor = load(model, runs)
     for row in rows:
         if not Path(row["image"]).exists():  # candidates
-            draw_row(row, "")
+            world.draw_row(row, "")
     args, size, answers = arguments(runs, group=group), max(1, 4096 // group), []
     for start in range(0, len(rows), size):
         problems = [row for row in rows[start : start + size] for _ in range(group)]
@@ -505,8 +280,8 @@ def select(ask, candidates):
     never, tail = candidates, []
     for row in candidates:
         row["profile"] = {"n": 0, "correct": 0, "formatted": 0}
-    for i, group in enumerate(ROUNDS):
-        rows, fits = never + tail, lambda p: TAIL[0] <= p["correct"] / p["n"] <= TAIL[1]
+    for i, group in enumerate(world.ROUNDS):
+        rows, fits = never + tail, lambda p: world.TAIL[0] <= p["correct"] / p["n"] <= world.TAIL[1]
         for row, answers in zip(rows, ask("student", rows, f"filter {i}", group), strict=True):
             grades, profile = [grade for _, grade in answers], row["profile"]
             profile["n"] += group
@@ -546,13 +321,13 @@ def right(group):
 
 def calibrate(limit=0):
     """Measure the shipped world on fresh rollouts, on `limit` rows of each set (0 for all) -> list of Figure."""
-    rows = {name: common.load_pool(HERE / f"{name}.jsonl") for name in NAMES}
+    rows = {name: common.load_pool(HERE / f"{name}.jsonl") for name in world.NAMES}
     for kind, name in (("choice", "old choice"), ("free", "old open")):
         rows[name] = [row for row in rows["old"] if row["kind"] == kind]
-    rows = {name: random.Random(SEED).sample(r, min(limit or len(r), len(r))) for name, r in rows.items()}
+    rows = {name: random.Random(world.SEED).sample(r, min(limit or len(r), len(r))) for name, r in rows.items()}
     figures, answers = [], {}
     with sampler() as ask:
-        for model, name, hint, greedy, low, high in TARGETS:
+        for model, name, hint, greedy, low, high in world.TARGETS:
             got = ask(model, rows[name], "calibration", 1 if greedy else FRESH, hint, greedy)
             answers[model, name, hint] = got
             given, how = f", {hint:.0%} of the steps given" * (hint > 0), ", greedy" * greedy
@@ -561,8 +336,8 @@ def calibrate(limit=0):
     base, letters = answers["student", "train", 0], answers["student", "old choice", 0]
     dead = [np.mean([not any(right(group[i : i + 8])) for i in range(0, FRESH, 8)]) for group in base]
     bare = [re.fullmatch("<answer>[A-D]</answer>", text) is not None for [(text, _)] in letters]
-    figures.insert(1, Figure("student, train: groups of 8 all wrong", dead, *DEAD))
-    figures.append(Figure("student, old choice, greedy: bare letter", bare, *BARE))
+    figures.insert(1, Figure("student, train: groups of 8 all wrong", dead, *world.DEAD))
+    figures.append(Figure("student, old choice, greedy: bare letter", bare, *world.BARE))
     ways = []  # how each answer came about; a wrong chain is right in the end where its slips cancel
     for row, group in zip(rows["train"], base, strict=True):
         for (text, _), won in zip(group, right(group), strict=True):
@@ -576,6 +351,16 @@ def calibrate(limit=0):
     return figures
 
 
+def table(figures):
+    """Figures as Markdown, with what they were measured on."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return (
+        f"On a {device}, with {FRESH} fresh rollouts a row at temperature 1, or one greedy answer.\n\n"
+        "| what | target | measured | +- 2 s.e. | over | met |\n| --- | --- | --- | --- | --- | --- |\n"
+        + "".join(f"{figure}\n" for figure in figures)
+    )
+
+
 # -------------------------------------------------------------------------------------------------------------- main
 
 FIELDS = ["image", "question", "answer", "kind", "choices", "solution", "solution_source", "teacher", "profile", "draw"]
@@ -583,7 +368,7 @@ FIELDS = ["image", "question", "answer", "kind", "choices", "solution", "solutio
 
 def check_files():
     """Stop with a sentence if part of the shipped world is missing."""
-    for name in [f"{name}.jsonl" for name in NAMES] + [f"{name}/model.safetensors" for name in RECIPES]:
+    for name in [f"{name}.jsonl" for name in world.NAMES] + [f"{name}/model.safetensors" for name in world.RECIPES]:
         if not (HERE / name).exists():
             raise SystemExit(f"{HERE / name} is missing: get it back with `git checkout data/toy`, or make a new world "
                              f"with `python -m data.toy.prepare --rebuild` (a GPU, minutes).")  # fmt: skip
@@ -591,10 +376,10 @@ def check_files():
 
 def draw_missing():
     """Draw the pictures of the shipped rows that are not there yet."""
-    rows = [row for name in NAMES for row in common.read_jsonl(HERE / f"{name}.jsonl")]
+    rows = [row for name in world.NAMES for row in common.read_jsonl(HERE / f"{name}.jsonl")]
     missing = [row for row in rows if not (HERE / row["image"]).exists()]
     for row in tqdm(missing, "drawing", unit="picture", disable=not missing):
-        draw_row(row, HERE)
+        world.draw_row(row, HERE)
     print(f"{HERE}: {len(missing)} of {len(rows)} pictures drawn, the others were there.")
 
 
@@ -603,25 +388,25 @@ def build_models():
     torch.set_float32_matmul_precision("high")
     torch.use_deterministic_algorithms(True, warn_only=True)
     tokenizer = make_tokenizer()
-    for name in RECIPES:
+    for name in world.RECIPES:
         for part in (pretrain(name, tokenizer).half(), tokenizer, make_images()):
             part.save_pretrained(HERE / name)
 
 
 def build_rows():
-    """The rows of all sets: drawn from the seed, the pool's selected by the student, the training rows solved by the teacher."""
+    """All sets from the seed; the student selects the pool's rows, the teacher answers those for training."""
     tokenizer = make_tokenizer()
-    rng, seen = random.Random(f"{SEED}/rows"), set()
-    draw = lambda parts: [row for count, part in parts for row in make_problems(part, count, rng, seen)]
-    sets = {name: draw(parts) for name, parts in SETS.items()}
-    candidates = draw([(CANDIDATES, POOL)])
+    rng, seen = random.Random(f"{world.SEED}/rows"), set()
+    draw = lambda parts: [row for count, part in parts for row in world.make_problems(part, count, rng, seen)]
+    sets = {name: draw(parts) for name, parts in world.SETS.items()}
+    candidates = draw([(world.CANDIDATES, world.POOL)])
     with tempfile.TemporaryDirectory() as scratch, sampler() as ask:
         for i, row in enumerate(candidates):
             row["image"] = f"{scratch}/{i}.png"
         never, tail = select(ask, candidates)
-        tail = tail[: round(len(never) * TAIL_SHARE / (1 - TAIL_SHARE))]
-        sets["sparse"] = never[::SPARSE] + tail[::SPARSE]
-        sets["train"] = [row for rows in (never, tail) for i, row in enumerate(rows) if i % SPARSE]
+        tail = tail[: round(len(never) * world.TAIL_SHARE / (1 - world.TAIL_SHARE))]
+        sets["sparse"] = never[:: world.SPARSE] + tail[:: world.SPARSE]
+        sets["train"] = [row for rows in (never, tail) for i, row in enumerate(rows) if i % world.SPARSE]
         for row, [(text, _)] in zip(sets["train"], ask("teacher", sets["train"], "replay"), strict=True):
             row["teacher"] = tokenizer(text).input_ids  # one sample, right or wrong, less its end token
     shutil.rmtree(HERE / "images", ignore_errors=True)
@@ -645,8 +430,7 @@ def main(argv=None):
     check_files()
     draw_missing()
     if args.calibrate or args.rebuild:
-        head = "| what | target | measured | +- 2 s.e. | over | met |\n| --- | --- | --- | --- | --- | --- |\n"
-        text = head + "".join(f"{figure}\n" for figure in calibrate(args.limit))
+        text = table(calibrate(args.limit))
         print(text)
     if args.rebuild:
         common.write_text(HERE / "readme.md", f"# The toy world\n\n{__doc__}\n## Measured\n\n{text}")
