@@ -4,6 +4,7 @@
 PYTHON ?= python3
 ARMS ?= base grpo
 RUNS ?= runs/toy
+NPROC ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 2)  # processes of an arm: two CPU cores, or one GPU
 PY := .venv/bin/python
 
 # an arm's name -> its command; the run's folder is $(RUNS)/<arm>-s0
@@ -16,7 +17,7 @@ toy: $(foreach arm,$(if $(filter all,$(ARMS)),$(ALL),$(ARMS)),$(RUNS)/$(arm)-s0/
 	$(PY) analyze.py sparsity main --runs $(RUNS)
 
 $(RUNS)/%-s0/outputs.jsonl: | data/toy/images
-	$(PY) $($*) --toy --runs $(RUNS)
+	OMP_NUM_THREADS=1 .venv/bin/torchrun --nproc_per_node $(NPROC) $($*) --toy --runs $(RUNS)
 
 data/toy/images: .venv/ready
 	$(PY) -m data.toy.prepare

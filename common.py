@@ -423,7 +423,12 @@ def load_image(path):
 
 def load_sets(args):
     """{name: rows} of the evaluation sets, loaded before training so that a bad one stops the run early."""
-    return {Path(path).stem: load_pool(path) for path in args.eval.split(",")}
+    paths = args.eval.split(",")
+    if len({Path(path).stem for path in paths}) < len(paths):
+        raise SystemExit(
+            f"--eval {args.eval} names two files alike, and a set is known by its file's name: rename one."
+        )
+    return {Path(path).stem: load_pool(path) for path in paths}
 
 
 def next_problems(pool, step, args, run):
@@ -701,8 +706,6 @@ def shared_gates(policy, processor, pool, args, run):
 
 def report_gates(gates, args, run, when="before training"):
     """Print the gates, file them in gates.json, and stop where one failed (--gates stop|warn|off)."""
-    if args.gates == "off":
-        return
     if run.rank == 0:
         path = run.dir / "gates.json"
         others = [g for g in json.loads(path.read_text())["gates"] if g["when"] != when] if path.exists() else []

@@ -55,7 +55,7 @@ class Args:
 def group_advantage(reward, args):
     """Reward minus the group's mean, over the group's standard deviation (2402.03300, section 4.1.2): (B,) -> (B,).
 
-    A group of equal rewards gives exact zeros.
+    Zero exactly where all of a group are wrong or all are right.
     """
     group = reward.view(-1, args.group)
     return ((group - group.mean(1, keepdim=True)) / (group.std(1, keepdim=True) + 1e-6)).view(-1)
@@ -76,7 +76,7 @@ def main(args):
     optimizer = torch.optim.AdamW(trained, lr=args.lr, betas=(0.9, 0.999), weight_decay=args.weight_decay)
     pool, sets = common.load_pool(args.pool, least=args.problems), common.load_sets(args)
     run.resume((policy, optimizer))
-    if run.step == 0:
+    if run.step == 0 and args.gates != "off":
         common.report_gates(common.shared_gates(policy, processor, pool, args, run), args, run)
 
     for step in range(run.step, args.steps):

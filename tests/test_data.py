@@ -98,6 +98,12 @@ def test_a_bad_evaluation_set_stops_the_run_before_training(make_args, tmp_path)
     assert not (Path(args.runs) / "grpo-s0" / "metrics.jsonl").exists()
 
 
+def test_two_evaluation_sets_of_one_name_are_refused(make_args, world):
+    args = make_args(eval=f"{world}/sparse.jsonl,{world}/other/sparse.jsonl")
+    with pytest.raises(SystemExit, match="names two files alike"):
+        common.load_sets(args)
+
+
 def test_transparent_parts_of_an_image_become_white(tmp_path):
     image = Image.new("RGBA", (40, 40), (0, 0, 0, 0))
     image.paste((255, 0, 0, 255), (0, 0, 20, 40))
