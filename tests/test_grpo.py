@@ -52,7 +52,7 @@ def train(monkeypatch):
         seen.metrics = common.read_jsonl(run + "/metrics.jsonl")
         seen.before, seen.after = (dict(common.load_model(x, torch.float32).named_parameters())
                                    for x in (args.model, run + "/checkpoint"))  # fmt: skip
-        seen.problems, seen.batch = seen.batches[1]  # the first went through the gates
+        seen.problems, seen.batch = seen.batches[0]
         return seen
 
     return train
