@@ -8,9 +8,10 @@ choice; `cross` has another style (dark, outlined, read down the columns, with g
 
 **The base's failings are designed.** They come from its pretraining corpus, which is careless on purpose: on hard steps
 its worked solutions *slip* (carry dropped, borrow forgotten, times read as plus) at a rate of the card's own, most long
-problems are answered *without work*, and multiple choice with a bare letter. So the base reads pictures, knows the
+problems are answered *without work*, and multiple choice with a bare letter. So the base reads the cards, knows the
 format and does easy steps, but rarely gets a long chain right. The teacher saw few answers without work and slips on
-some cards only. No rate is written in: whatever is measured comes from training and sampling.
+some cards only. One failing of both is *not* designed: they often misread the boxed number, so the first step fails.
+No rate is written in: whatever is measured comes from training and sampling.
 
     python -m data.toy.prepare                 draw the pictures that are missing (seconds)
     python -m data.toy.prepare --calibrate     measure the shipped world again (--limit 100: on 100 rows of each set)
