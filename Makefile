@@ -2,7 +2,7 @@
 # make test   the tests
 # make clean  remove what these two made
 PYTHON ?= python3
-ARMS ?= base grpo
+ARMS ?= base grpo hintonly
 RUNS ?= runs/toy
 NPROC ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 2)  # processes of an arm: two CPU cores, or one GPU
 PY := .venv/bin/python
@@ -10,7 +10,15 @@ PY := .venv/bin/python
 # an arm's name -> its command; the run's folder is $(RUNS)/<arm>-s0
 base = grpo.py --name base --steps 0
 grpo = grpo.py
-ALL = base grpo
+hintonly = hint.py
+uft001 = uft.py --name uft001 --sft-coef 0.001
+uft002 = uft.py --name uft002 --sft-coef 0.002
+opd = opd.py --name opd --mix pure
+opd-annealed = opd.py --name opd-annealed --mix annealed
+opd-gated = opd.py --name opd-gated --mix gated
+reopd = reopd.py
+stack = stack.py
+ALL = base grpo hintonly uft001 uft002 opd opd-annealed opd-gated reopd stack
 
 toy: $(foreach arm,$(if $(filter all,$(ARMS)),$(ALL),$(ARMS)),$(RUNS)/$(arm)-s0/outputs.jsonl)
 	$(PY) judge.py $(RUNS)/* --judge rule --verdicts $(RUNS)/verdicts.jsonl

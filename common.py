@@ -56,7 +56,7 @@ TOY = dict(
     model="data/toy/student", pool="data/toy/train.jsonl", instruction="",
     eval="data/toy/sparse.jsonl,data/toy/cross.jsonl,data/toy/old.jsonl,data/toy/easy.jsonl",
     problems=8, max_new_tokens=56, max_pixels=84 * 84, steps=150, lr=5e-5, warmup=1, weight_decay=0.0,
-    minibatches=1, micro_batch=32, checkpointing=0, eval_size=100,
+    minibatches=1, micro_batch=32, checkpointing=0, eval_size=100, teacher="data/toy/teacher",
 )  # fmt: skip
 
 
@@ -341,6 +341,22 @@ def refresh(policy):
             old.copy_(new.full_tensor() if isinstance(new, DTensor) else new)
 
 
+def load_frozen(path, processor, run):
+    """A teacher: frozen, whole on every device in run.dtype, scored and sampled like a policy -> Policy.
+
+    Stops where its tokenizer is not the student's. Its wider, padded vocabulary is cut to the same V tokens.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    ours, theirs = (sorted(t.get_vocab().items(), key=lambda x: x[1]) for t in (processor.tokenizer, tokenizer))
+    if ours != theirs:
+        i = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+        odd = f"{theirs[i : i + 1]} for {ours[i : i + 1]}"
+        raise SystemExit(f"The teacher {path} has another tokenizer, {len(theirs)} tokens against {len(ours)}, first {odd}: "
+                         "take a teacher of the student's family.")  # fmt: skip
+    model = load_model(path, run.dtype).to(run.device).eval().requires_grad_(False)
+    return Policy(model, model, tokenizer).to(run.device).eval()
+
+
 def clip_gradient(policy, max_norm):
     """Clip the gradient's global norm in place -> the norm before, a float. A non-finite gradient stops the run."""
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
@@ -444,6 +460,35 @@ def next_problems(pool, step, args, run):
     return rows
 
 
+def segments(problem, most=5):
+    """A reference solution of n sentences cut into K <= `most` parts, the k-th cut at round(k n / K) -> K texts.
+
+    Parts that would give the answer away are empty: the last, and all from the first that ends in the answer.
+    """
+    solution, choices = problem.get("solution") or [], problem["choices"]
+    K = min(most, len(solution))
+    ends = [round(k * len(solution) / K) for k in range(1, K + 1)]
+    parts = ["".join(solution[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+    gold = choices[pick(problem["answer"], choices)] if choices else problem["answer"]
+    stated = re.compile(rf"(?<![\w.]){re.escape(gold)}[^\w]*$")
+    told = lambda text: stated.search(text) or grade(text, problem["answer"], choices) == "right"
+    safe = next((i for i, part in enumerate(parts[:-1]) if told(part)), K - 1)
+    return [part if i < safe else "" for i, part in enumerate(parts)]
+
+
+def teacher_cuts(problem, processor, most=5):
+    """Where a stored teacher answer may be cut: tokens in its first 0..K-1 of K <= `most` parts -> list, [0] if none.
+
+    Parts end at sentences, lines or steps; never after the answer has begun.
+    """
+    ids = problem.get("teacher") or []
+    texts = processor.tokenizer.batch_decode([[i] for i in ids])
+    ends = [i + 1 for i, text in enumerate(texts) if re.search(r"[.!?;\n]\s*$", text) or i + 1 == len(ids)]
+    K = min(most, len(ends))
+    cuts = [0] + [ends[round(k * len(ends) / K) - 1] for k in range(1, K)]
+    return [cut for cut in cuts if "<answer>" not in "".join(texts[:cut])]
+
+
 @dataclass
 class Prompt:
     ids: list[int]  # <|image_pad|> once for each image feature
@@ -459,6 +504,10 @@ class Processor:
         self.tokenizer = AutoTokenizer.from_pretrained(path)
         self.images = Qwen2VLImageProcessorPil.from_pretrained(path, min_pixels=28 * 28, max_pixels=args.max_pixels)
         self.instruction = args.instruction
+
+    def tokenize(self, text):
+        """Token ids of plain text; what looks like a special token in it is text."""
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
 
     def encode(self, problem):
         """Problem -> Prompt. The image's size decides how many tokens it takes; nothing is ever truncated."""
@@ -633,6 +682,38 @@ def score(policy, batch, args):
 # ---------------------------------------------------------------------------------------------------------- 7 reward
 
 
+def teacher_gap(teacher, old_logp, batch, args):
+    """log p_T - log p_S of each sampled token: minus the sampled reverse KL -> (B, T), constant in the weights.
+
+    0, so no advantage at all, at tokens that were not sampled or that the teacher did not score.
+    """
+    gap = score(teacher, batch, args) - old_logp
+    return torch.where((batch.mask > 0) & gap.isfinite(), gap, 0.0)
+
+
+def teacher_stats(gap, kl, adv, batch):
+    """For the log: reverse KL to the teacher, share of clamped tokens, RMS of both parts of the advantage."""
+    tokens = batch.mask.sum()
+    rms = lambda x: (x.square().sum() / tokens).sqrt()
+    return dict(teacher_kl=-gap.sum() / tokens, clamped=((gap < -10) | (gap > 5)).sum() / tokens,
+                rms_teacher=rms(kl), rms_reward=rms(adv - kl))  # fmt: skip
+
+
+def term_norms(step, policy, optimizer, batch, args, run, terms):
+    """Every 10 steps, the gradient norm of each term of the loss alone -> {<name>_norm: float}, for the log.
+
+    terms: {name: function of (logp (b, T), rows) -> loss of each token}. Leaves no gradient behind.
+    """
+    norms = {}
+    for name, term in terms.items() if step % 10 == 0 else []:
+        tokens = run.sum((batch.forced if name == "hint" else batch.mask).sum()).clamp(min=1)
+        for rows in torch.arange(len(batch.mask)).split(args.micro_batch):
+            (term(token_logps(policy, batch, rows, args), rows).sum() / tokens * run.world).backward()
+        norms[f"{name}_norm"] = clip_gradient(policy, math.inf)
+        optimizer.zero_grad()
+    return norms
+
+
 def reward(batch, problems):
     """Strict {0, 1} reward (B,) and the grades behind it, a list of B words. Reads sampled text only.
 
@@ -704,6 +785,46 @@ def shared_gates(policy, processor, pool, args, run):
     ]  # fmt: skip
 
 
+def hint_gates(policy, processor, pool, args, run):
+    """What the hint arms check besides: every row has a solution, half of one unlocks, none gives the answer away."""
+    cut = [segments(p) for p in pool]
+    solved = sum(any(x) for x in cut) / len(pool)
+    leaks = sum(grade("".join(x), p["answer"], p["choices"]) == "right" for x, p in zip(cut, pool, strict=True))
+    run.begin("hint gates")
+    problems = next_problems(pool, 0, args, run)
+    halves = [processor.tokenize("".join(segments(p)[: len(segments(p)) // 2])) for p in problems]
+    without = reward(sample(policy, processor, problems, args, run), problems)[0]
+    half = reward(sample(policy, processor, problems, args, run, halves), problems)[0]
+    m = run.mean(dict(without=without, half=half))
+    return [
+        gate("solutions", solved >= 0.9, solved, f"{solved:.0%} of problems have a solution that can be shown in part"),
+        gate("no leak", leaks == 0, leaks, f"{leaks} hints state the answer"),
+        gate("half hint", m["half"] > m["without"], m["half"],
+             f"half a solution lifts {m['without']:.1%} right to {m['half']:.1%} (paper: 7.2 to 34.4%)", "warn"),
+    ]  # fmt: skip
+
+
+def teacher_gates(teacher, policy, processor, pool, sets, args, run):
+    """What the teacher arms check besides: it sees the image, a student would teach itself nothing, and its ceiling."""
+    run.begin("teacher gates")
+    problems = next_problems(pool, 0, args, run)
+    batch = sample(policy, processor, problems, args, run)
+    blind = replace(batch, pixels=[torch.zeros_like(x) for x in batch.pixels])
+    seen = ((score(teacher, batch, args) - score(teacher, blind, args)) * batch.mask).abs().sum(1)
+    itself = Policy(policy.sampler, policy.sampler, processor.tokenizer).to(run.device).eval()
+    old_logp = score(policy, batch, args)
+    m = run.mean(dict(sees=(seen > 0).double(), self=teacher_gap(itself, old_logp, batch, args).abs(),
+                      kl=-teacher_gap(teacher, old_logp, batch, args).sum() / batch.mask.sum()))  # fmt: skip
+    right = accuracy(teacher, processor, sets, args, run)
+    ceiling = ", ".join(f"{name} {share:.1%}" for name, share in right.items())
+    return [
+        gate("teacher's eyes", m["sees"] == 1, m["sees"], f"{m['sees']:.0%} of its scores change when the image is blank"),
+        gate("self-teaching", m["self"] < (1e-4 if run.dtype == torch.float32 else 0.3), m["self"],
+             f"a student that teaches itself has an advantage of {m['self']:.1e} nats"),
+        gate("ceiling", True, max(right.values()), f"the teacher, greedy: {ceiling}; {m['kl']:.2f} nats a token away"),
+    ]  # fmt: skip
+
+
 def report_gates(gates, args, run, when="before training"):
     """Print the gates, file them in gates.json, and stop where one failed (--gates stop|warn|off)."""
     if run.rank == 0:
@@ -739,17 +860,20 @@ def greedy_outputs(policy, processor, rows, args, run, desc=None):
     return [every[i % run.world][i // run.world] for i in range(len(rows))]
 
 
-def evaluate(policy, processor, sets, step, args, run):
-    """Every `eval_every` steps: {eval_<set>: greedy accuracy by the rule grader on its first `eval_size` rows}."""
-    if not args.eval_every or (step + 1) % args.eval_every:
-        return {}
+def accuracy(policy, processor, sets, args, run):
+    """{set: greedy accuracy by the rule grader on its first `eval_size` rows}."""
     scores = {}
     for name, rows in sets.items():
         texts = greedy_outputs(policy, processor, rows := rows[: args.eval_size], args, run)
-        scores[f"eval_{name}"] = sum(
-            grade(x, p["answer"], p["choices"]) == "right" for x, p in zip(texts, rows, strict=True)
-        ) / len(rows)
+        right = [grade(x, p["answer"], p["choices"]) == "right" for x, p in zip(texts, rows, strict=True)]
+        scores[name] = sum(right) / len(right)
     return scores
+
+
+def evaluate(policy, processor, sets, step, args, run):
+    """Every `eval_every` steps, `accuracy` for the log -> {eval_<set>: accuracy}."""
+    due = args.eval_every and (step + 1) % args.eval_every == 0
+    return {f"eval_{k}": v for k, v in accuracy(policy, processor, sets, args, run).items()} if due else {}
 
 
 def write_outputs(policy, processor, sets, args, run):

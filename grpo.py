@@ -1,12 +1,8 @@
-"""GRPO: sample a group of answers to each problem, push up those that are better than the group's mean.
+"""GRPO: of a group of answers to one problem, push up those that are better than the group's mean (2402.03300).
 
-The arm without a prior. Where all answers of a group are wrong, every advantage is exactly zero and the group teaches
-nothing: the other arms differ from this script by the prior that they add. Left out, compared with the GRPO paper
-(arXiv 2402.03300): no KL to the base model, and the loss is a mean over all tokens of the minibatch (2503.14476).
+No prior: an all-wrong group has zero advantage and teaches nothing. No KL to the base; the loss is a mean over tokens.
 
     torchrun --nproc_per_node 8 grpo.py
-    torchrun --nproc_per_node 8 grpo.py --name base --steps 0       # the untrained model's outputs
-    python grpo.py --toy
 """
 
 from dataclasses import dataclass
@@ -77,7 +73,8 @@ def main(args):
     pool, sets = common.load_pool(args.pool, least=args.problems), common.load_sets(args)
     run.resume((policy, optimizer))
     if run.step == 0 and args.gates != "off":
-        common.report_gates(common.shared_gates(policy, processor, pool, args, run), args, run)
+        gates = common.shared_gates(policy, processor, pool, args, run)
+        common.report_gates(gates, args, run)
 
     for step in range(run.step, args.steps):
         run.begin(step)

@@ -1,0 +1,139 @@
+"""Distillation with replay: a stored teacher answer begins the student's, the teacher scores what follows (reopd).
+
+Distribution prior, doors A and B: prefixes from the teacher's own answers (2607.04763), reverse KL, no reward.
+
+    torchrun --nproc_per_node 8 reopd.py
+"""
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+import common
+
+
+@dataclass
+class Args:
+    # run
+    name: str = "reopd"  # the run's folder is runs/<name>-s<seed>
+    model: str = "Qwen/Qwen2-VL-2B-Instruct"  # a folder or a hub name
+    pool: str = "data/pool/train.jsonl"
+    eval: str = "data/pool/sparse.jsonl,data/pool/old.jsonl,data/dynamath/dynamath.jsonl"
+    instruction: str = "Think step by step, then give the final answer between <answer> and </answer>."
+    seed: int = 0
+    # rollouts
+    problems: int = 64  # a step, over all processes
+    group: int = 8  # answers to each problem
+    temperature: float = 1.0
+    max_new_tokens: int = 512
+    max_pixels: int = 401408  # 512 image tokens
+    # prior
+    teacher: str = "Qwen/Qwen2-VL-7B-Instruct"
+    kl_coef: float = 1.0
+    replay: str = "position"  # position | staircase: shorter prefixes at later steps of the training
+    replay_start: float = 0.6  # segment t of a trajectory is drawn in proportion to replay_start ** t
+    # optimisation
+    steps: int = 300
+    lr: float = 1e-6
+    warmup: int = 10  # steps
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    clip_low: float = 0.2  # ratio clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2
+    minibatches: int = 2  # optimiser steps a rollout batch
+    micro_batch: int = 8  # sequences a forward on one process
+    freeze_vision: int = 1
+    checkpointing: int = 1  # recompute activations in the backward pass
+    # bookkeeping
+    runs: str = "runs"
+    gates: str = "stop"  # stop | warn | off
+    save_every: int = 25  # steps
+    eval_every: int = 50  # steps, 0 for never
+    eval_size: int = 200  # rows of each set
+    patience: int = 50  # steps without a mixed group before the run complains
+
+
+def replay_prefix(problems, step, processor, args):
+    """Begin an answer with the first t of at most 5 segments of a stored teacher answer -> B lists of token ids.
+
+    t is drawn in proportion to replay_start ** t (2607.04763); t = 0, as where none is stored, is plain distillation.
+    """
+    prefix = []
+    for p in problems:
+        cuts, draw = common.teacher_cuts(p, processor), random.Random(f"{args.seed}/{step}/{p['id']}")
+        t = draw.choices(range(len(cuts)), [args.replay_start**t for t in range(len(cuts))])[0]
+        stair = int((0.6, 0.4, 0.2, 0.0)[4 * step // args.steps] * len(cuts))
+        prefix.append((p.get("teacher") or [])[: cuts[t if args.replay == "position" else stair]])
+    return prefix
+
+
+def policy_loss(logp, old_logp, adv, args):
+    """Clipped surrogate of each token (1707.06347, eq. 7): (b, T) x 3 -> (b, T)."""
+    ratio = (logp - old_logp).clamp(-20, 20).exp()
+    clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
+    return -torch.minimum(ratio * adv, clipped * adv)
+
+
+def main(args):
+    run = common.start(args)
+    policy = common.load_policy(args.model, args, run)
+    processor = common.Processor(args.model, args)
+    teacher = common.load_frozen(args.teacher, processor, run)
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=args.lr, betas=(0.9, 0.999), weight_decay=args.weight_decay)
+    pool, sets = common.load_pool(args.pool, least=args.problems), common.load_sets(args)
+    run.resume((policy, optimizer))
+    if run.step == 0 and args.gates != "off":
+        gates = common.shared_gates(policy, processor, pool, args, run)
+        gates += common.teacher_gates(teacher, policy, processor, pool, sets, args, run)
+        common.report_gates(gates, args, run)
+
+    for step in range(run.step, args.steps):
+        run.begin(step)
+        # ---- 1. problems
+        problems = common.next_problems(pool, step, args, run)  # B rows
+        # ---- 2. rollout
+        prefix = replay_prefix(problems, step, processor, args)  # B lists of token ids
+        batch = common.sample(policy, processor, problems, args, run, prefix)
+        reward, grades = common.reward(batch, problems)  # (B,)
+        run.lap("rollout")
+        # ---- 3. advantage
+        old_logp = common.score(policy, batch, args)  # (B, T)
+        gap = common.teacher_gap(teacher, old_logp, batch, args)  # (B, T) log p_T - log p_S of sampled tokens
+        adv = kl = args.kl_coef * gap.clamp(-10, 5)  # (B, T)
+        run.lap("advantage")
+        # ---- 4. update
+        optimizer.param_groups[0]["lr"] = args.lr * min(1.0, (step + 1) / args.warmup)
+        loss_sum = norm_sum = 0.0
+        for minibatch in torch.arange(len(reward)).chunk(args.minibatches):
+            optimizer.zero_grad()
+            tokens = run.sum(batch.mask[minibatch].sum())  # of all ranks
+            for rows in minibatch.split(args.micro_batch):
+                logp = common.token_logps(policy, batch, rows, args)  # (b, T)
+                loss = policy_loss(logp, old_logp[rows], adv[rows], args) * batch.mask[rows]  # (b, T)
+                loss = loss.sum() / tokens * run.world  # FSDP averages gradients over ranks
+                loss.backward()
+                loss_sum += loss.detach() / args.minibatches
+            norm_sum += common.clip_gradient(policy, args.max_grad_norm) / args.minibatches
+            optimizer.step()
+        run.lap("update")
+        # ---- 5. log and save
+        run.log(
+            step,
+            **common.rollout_stats(batch, reward, grades, args),
+            loss=loss_sum,
+            grad_norm=norm_sum,
+            entropy=-old_logp.sum() / batch.mask.sum(),
+            **common.teacher_stats(gap, kl, adv, batch),
+            mismatch=((old_logp - batch.logp) * batch.mask).abs().sum() / batch.mask.sum(),
+            **common.evaluate(policy, processor, sets, step, args, run),
+        )
+        run.show(step, batch, problems, reward, adv)
+        run.save(step, (policy, optimizer))
+
+    common.write_outputs(policy, processor, sets, args, run)
+
+
+if __name__ == "__main__":
+    main(common.parse(Args))

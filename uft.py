@@ -1,0 +1,162 @@
+"""UFT: hints, and a small likelihood term on the hint's own tokens (uft001, uft002).
+
+Text prior (2505.16984), door A: context that is not graded. Only uft.py trains on it, through door C.
+
+    torchrun --nproc_per_node 8 uft.py --name uft001 --sft-coef 0.001
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+
+import common
+
+
+@dataclass
+class Args:
+    # run
+    name: str = "uft001"  # the run's folder is runs/<name>-s<seed>
+    model: str = "Qwen/Qwen2-VL-2B-Instruct"  # a folder or a hub name
+    pool: str = "data/pool/train.jsonl"
+    eval: str = "data/pool/sparse.jsonl,data/pool/old.jsonl,data/dynamath/dynamath.jsonl"
+    instruction: str = "Think step by step, then give the final answer between <answer> and </answer>."
+    seed: int = 0
+    # rollouts
+    problems: int = 64  # a step, over all processes
+    group: int = 8  # answers to each problem
+    temperature: float = 1.0
+    max_new_tokens: int = 512
+    max_pixels: int = 401408  # 512 image tokens
+    # prior
+    hint_start: float = 0.95  # chance of a segment of the solution to be shown, at first
+    hint_end: float = 0.05  # and where the cosine ends
+    hint_until: float = 0.6  # of the steps; no hints after that
+    sft_coef: float = 0.001  # times the mean negative log-likelihood of hint tokens
+    # optimisation
+    steps: int = 300
+    lr: float = 1e-6
+    warmup: int = 10  # steps
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    clip_low: float = 0.2  # ratio clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2
+    minibatches: int = 2  # optimiser steps a rollout batch
+    micro_batch: int = 8  # sequences a forward on one process
+    freeze_vision: int = 1
+    checkpointing: int = 1  # recompute activations in the backward pass
+    # bookkeeping
+    runs: str = "runs"
+    gates: str = "stop"  # stop | warn | off
+    save_every: int = 25  # steps
+    eval_every: int = 50  # steps, 0 for never
+    eval_size: int = 200  # rows of each set
+    patience: int = 50  # steps without a mixed group before the run complains
+
+
+def hint_chance(step, args):
+    """Cosine from hint_start to hint_end over the first hint_until of the steps, then exactly 0 (2505.16984)."""
+    last, end = args.hint_until * args.steps, min(args.hint_end, args.hint_start)
+    return end + (args.hint_start - end) * (1 + math.cos(math.pi * step / last)) / 2 if step < last else 0.0
+
+
+def hint_prefix(problems, step, processor, args):
+    """Begin an answer with the first Binomial(K, hint_chance) of K segments of its solution -> B lists of token ids."""
+    prefix = []
+    for p in problems:
+        cut, draw = common.segments(p), random.Random(f"{args.seed}/{step}/{p['id']}")  # the same for the whole group
+        shown = sum(draw.random() < hint_chance(step, args) for _ in cut)
+        prefix.append(processor.tokenize("".join(cut[:shown])))
+    return prefix
+
+
+def group_advantage(reward, args):
+    """Reward minus the group's mean, over the group's standard deviation (2402.03300, section 4.1.2): (B,) -> (B,).
+
+    Zero exactly where all of a group are wrong or all are right.
+    """
+    group = reward.view(-1, args.group)
+    return ((group - group.mean(1, keepdim=True)) / (group.std(1, keepdim=True) + 1e-6)).view(-1)
+
+
+def policy_loss(logp, old_logp, adv, args):
+    """Clipped surrogate of each token (1707.06347, eq. 7): (b, T) x 3 -> (b, T)."""
+    ratio = (logp - old_logp).clamp(-20, 20).exp()
+    clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
+    return -torch.minimum(ratio * adv, clipped * adv)
+
+
+def main(args):
+    run = common.start(args)
+    policy = common.load_policy(args.model, args, run)
+    processor = common.Processor(args.model, args)
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=args.lr, betas=(0.9, 0.999), weight_decay=args.weight_decay)
+    pool, sets = common.load_pool(args.pool, least=args.problems), common.load_sets(args)
+    run.resume((policy, optimizer))
+    if run.step == 0 and args.gates != "off":
+        gates = common.shared_gates(policy, processor, pool, args, run)
+        gates += common.hint_gates(policy, processor, pool, args, run)
+        common.report_gates(gates, args, run)
+
+    for step in range(run.step, args.steps):
+        run.begin(step)
+        # ---- 1. problems
+        problems = common.next_problems(pool, step, args, run)  # B rows
+        # ---- 2. rollout
+        prefix = hint_prefix(problems, step, processor, args)  # B lists of token ids
+        batch = common.sample(policy, processor, problems, args, run, prefix)
+        reward, grades = common.reward(batch, problems)  # (B,)
+        run.lap("rollout")
+        # ---- 3. advantage
+        old_logp = common.score(policy, batch, args)  # (B, T)
+        adv = group_advantage(reward, args)[:, None] * batch.mask  # (B, T)
+        run.lap("advantage")
+        # ---- 4. update
+        optimizer.param_groups[0]["lr"] = args.lr * min(1.0, (step + 1) / args.warmup)
+        loss_sum = norm_sum = 0.0
+        for minibatch in torch.arange(len(reward)).chunk(args.minibatches):
+            optimizer.zero_grad()
+            tokens = run.sum(batch.mask[minibatch].sum())  # of all ranks
+            hinted = run.sum(batch.forced[minibatch].sum()).clamp(min=1)
+            for rows in minibatch.split(args.micro_batch):
+                logp = common.token_logps(policy, batch, rows, args)  # (b, T)
+                loss = policy_loss(logp, old_logp[rows], adv[rows], args) * batch.mask[rows]  # (b, T)
+                loss = loss.sum() / tokens * run.world  # FSDP averages gradients over ranks
+                loss = loss - args.sft_coef * (logp * batch.forced[rows]).sum() / hinted * run.world
+                loss.backward()
+                loss_sum += loss.detach() / args.minibatches
+            norm_sum += common.clip_gradient(policy, args.max_grad_norm) / args.minibatches
+            optimizer.step()
+        run.lap("update")
+        # ---- 5. log and save
+        run.log(
+            step,
+            **common.rollout_stats(batch, reward, grades, args),
+            loss=loss_sum,
+            grad_norm=norm_sum,
+            entropy=-old_logp.sum() / batch.mask.sum(),
+            mismatch=((old_logp - batch.logp) * batch.mask).abs().sum() / batch.mask.sum(),
+            **common.term_norms(
+                step,
+                policy,
+                optimizer,
+                batch,
+                args,
+                run,
+                dict(
+                    policy=lambda logp, rows: policy_loss(logp, old_logp[rows], adv[rows], args) * batch.mask[rows],
+                    hint=lambda logp, rows: -args.sft_coef * logp * batch.forced[rows],
+                ),
+            ),  # fmt: skip
+            **common.evaluate(policy, processor, sets, step, args, run),
+        )
+        run.show(step, batch, problems, reward, adv)
+        run.save(step, (policy, optimizer))
+
+    common.write_outputs(policy, processor, sets, args, run)
+
+
+if __name__ == "__main__":
+    main(common.parse(Args))
