@@ -4,7 +4,7 @@
 PYTHON ?= python3
 ARMS ?= base grpo hintonly
 RUNS ?= runs/toy
-NPROC ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 2)  # processes of an arm: two CPU cores, or one GPU
+JOBS ?= 2  # arms at a time, each with one thread
 PY := .venv/bin/python
 
 # an arm's name -> its command; the run's folder is $(RUNS)/<arm>-s0
@@ -20,12 +20,14 @@ reopd = reopd.py
 stack = stack.py
 ALL = base grpo hintonly uft001 uft002 opd opd-annealed opd-gated reopd stack
 
-toy: $(foreach arm,$(if $(filter all,$(ARMS)),$(ALL),$(ARMS)),$(RUNS)/$(arm)-s0/outputs.jsonl)
+toy: data/toy/images
+	@$(MAKE) --no-print-directory -j$(JOBS) $(patsubst %,$(RUNS)/%-s0/outputs.jsonl,$(if $(filter all,$(ARMS)),$(ALL),$(ARMS)))
 	$(PY) judge.py $(RUNS)/* --judge rule --verdicts $(RUNS)/verdicts.jsonl
 	$(PY) analyze.py sparsity main --runs $(RUNS)
 
-$(RUNS)/%-s0/outputs.jsonl: | data/toy/images
-	OMP_NUM_THREADS=1 .venv/bin/torchrun --nproc_per_node $(NPROC) $($*) --toy --runs $(RUNS)
+$(RUNS)/%-s0/outputs.jsonl:
+	$(if $($*),,$(error there is no arm $*: choose from $(ALL)))
+	@TQDM_POSITION=$(if $(filter base grpo,$*),0,1) $(PY) $($*) --toy --runs $(RUNS)
 
 data/toy/images: .venv/ready
 	$(PY) -m data.toy.prepare

@@ -18,9 +18,11 @@ import shutil
 import subprocess
 import sys
 import time
+from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import accumulate
 from pathlib import Path
 
 if not (3, 11) <= sys.version_info[:2] <= (3, 13):
@@ -350,9 +352,8 @@ def load_frozen(path, processor, run):
     ours, theirs = (sorted(t.get_vocab().items(), key=lambda x: x[1]) for t in (processor.tokenizer, tokenizer))
     if ours != theirs:
         i = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-        odd = f"{theirs[i : i + 1]} for {ours[i : i + 1]}"
-        raise SystemExit(f"The teacher {path} has another tokenizer, {len(theirs)} tokens against {len(ours)}, first {odd}: "
-                         "take a teacher of the student's family.")  # fmt: skip
+        raise SystemExit(f"The teacher {path} has another tokenizer: {len(theirs)} tokens, not {len(ours)}, and first "
+                         f"{theirs[i : i + 1]} for {ours[i : i + 1]}. Take one of the student's family.")  # fmt: skip
     model = load_model(path, run.dtype).to(run.device).eval().requires_grad_(False)
     return Policy(model, model, tokenizer).to(run.device).eval()
 
@@ -463,7 +464,7 @@ def next_problems(pool, step, args, run):
 def segments(problem, most=5):
     """A reference solution of n sentences cut into K <= `most` parts, the k-th cut at round(k n / K) -> K texts.
 
-    Parts that would give the answer away are empty: the last, and all from the first that ends in the answer.
+    Parts that would give the answer away are empty: the last, and all from the first sentence that ends in the answer.
     """
     solution, choices = problem.get("solution") or [], problem["choices"]
     K = min(most, len(solution))
@@ -472,8 +473,8 @@ def segments(problem, most=5):
     gold = choices[pick(problem["answer"], choices)] if choices else problem["answer"]
     stated = re.compile(rf"(?<![\w.]){re.escape(gold)}[^\w]*$")
     told = lambda text: stated.search(text) or grade(text, problem["answer"], choices) == "right"
-    safe = next((i for i, part in enumerate(parts[:-1]) if told(part)), K - 1)
-    return [part if i < safe else "" for i, part in enumerate(parts)]
+    first = next((i for i, sentence in enumerate(solution) if told(sentence)), len(solution))
+    return [part if end <= first and end < len(solution) else "" for part, end in zip(parts, ends, strict=True)]
 
 
 def teacher_cuts(problem, processor, most=5):
@@ -483,7 +484,9 @@ def teacher_cuts(problem, processor, most=5):
     """
     ids = problem.get("teacher") or []
     texts = processor.tokenizer.batch_decode([[i] for i in ids])
-    ends = [i + 1 for i, text in enumerate(texts) if re.search(r"[.!?;\n]\s*$", text) or i + 1 == len(ids)]
+    chars = [*accumulate(map(len, texts))]
+    found = re.finditer(r"[.!?](?=\s)\n*|;|\n+", "".join(texts))
+    ends = sorted({bisect_left(chars, m.end()) + 1 for m in found} | {len(ids)} - {0})
     K = min(most, len(ends))
     cuts = [0] + [ends[round(k * len(ends) / K) - 1] for k in range(1, K)]
     return [cut for cut in cuts if "<answer>" not in "".join(texts[:cut])]
@@ -699,16 +702,22 @@ def teacher_stats(gap, kl, adv, batch):
                 rms_teacher=rms(kl), rms_reward=rms(adv - kl))  # fmt: skip
 
 
-def term_norms(step, policy, optimizer, batch, args, run, terms):
-    """Every 10 steps, the gradient norm of each term of the loss alone -> {<name>_norm: float}, for the log.
+def term_norms(step, policy, optimizer, batch, old_logp, adv, policy_loss, args, run):
+    """Every 10 steps, the gradient norm of UFT's two terms, each alone -> {policy_norm, hint_norm}, for the log.
 
-    terms: {name: function of (logp (b, T), rows) -> loss of each token}. Leaves no gradient behind.
+    Each is a mean over its own tokens of the whole batch.
     """
+    terms = dict(
+        policy=(batch.mask, lambda logp, rows: policy_loss(logp, old_logp[rows], adv[rows], args)),
+        hint=(batch.forced, lambda logp, rows: -args.sft_coef * logp),
+    )
     norms = {}
-    for name, term in terms.items() if step % 10 == 0 else []:
-        tokens = run.sum((batch.forced if name == "hint" else batch.mask).sum()).clamp(min=1)
-        for rows in torch.arange(len(batch.mask)).split(args.micro_batch):
-            (term(token_logps(policy, batch, rows, args), rows).sum() / tokens * run.world).backward()
+    for name, (mask, term) in terms.items() if step % 10 == 0 else []:
+        tokens = run.sum(mask.sum()).clamp(min=1)
+        optimizer.zero_grad()  # the update's own gradient is still there
+        for rows in torch.arange(len(mask)).split(args.micro_batch):
+            loss = term(token_logps(policy, batch, rows, args), rows) * mask[rows]
+            (loss.sum() / tokens * run.world).backward()
         norms[f"{name}_norm"] = clip_gradient(policy, math.inf)
         optimizer.zero_grad()
     return norms
@@ -818,7 +827,7 @@ def teacher_gates(teacher, policy, processor, pool, sets, args, run):
     right = accuracy(teacher, processor, sets, args, run)
     ceiling = ", ".join(f"{name} {share:.1%}" for name, share in right.items())
     return [
-        gate("teacher's eyes", m["sees"] == 1, m["sees"], f"{m['sees']:.0%} of its scores change when the image is blank"),
+        gate("teacher's eyes", m["sees"] == 1, m["sees"], f"{m['sees']:.0%} of its scores change with the image"),
         gate("self-teaching", m["self"] < (1e-4 if run.dtype == torch.float32 else 0.3), m["self"],
              f"a student that teaches itself has an advantage of {m['self']:.1e} nats"),
         gate("ceiling", True, max(right.values()), f"the teacher, greedy: {ceiling}; {m['kl']:.2f} nats a token away"),

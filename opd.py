@@ -127,7 +127,7 @@ def main(args):
             **common.rollout_stats(batch, reward, grades, args),
             loss=loss_sum,
             grad_norm=norm_sum,
-            entropy=-old_logp.sum() / batch.mask.sum(),
+            entropy=-(old_logp * batch.mask).sum() / batch.mask.sum(),
             **common.teacher_stats(gap, kl, adv, batch),
             mismatch=((old_logp - batch.logp) * batch.mask).abs().sum() / batch.mask.sum(),
             **common.evaluate(policy, processor, sets, step, args, run),

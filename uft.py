@@ -136,20 +136,9 @@ def main(args):
             **common.rollout_stats(batch, reward, grades, args),
             loss=loss_sum,
             grad_norm=norm_sum,
-            entropy=-old_logp.sum() / batch.mask.sum(),
+            entropy=-(old_logp * batch.mask).sum() / batch.mask.sum(),
             mismatch=((old_logp - batch.logp) * batch.mask).abs().sum() / batch.mask.sum(),
-            **common.term_norms(
-                step,
-                policy,
-                optimizer,
-                batch,
-                args,
-                run,
-                dict(
-                    policy=lambda logp, rows: policy_loss(logp, old_logp[rows], adv[rows], args) * batch.mask[rows],
-                    hint=lambda logp, rows: -args.sft_coef * logp * batch.forced[rows],
-                ),
-            ),  # fmt: skip
+            **common.term_norms(step, policy, optimizer, batch, old_logp, adv, policy_loss, args, run),
             **common.evaluate(policy, processor, sets, step, args, run),
         )
         run.show(step, batch, problems, reward, adv)

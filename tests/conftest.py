@@ -205,3 +205,102 @@ def alternate(batch, problems):
 def mixed(monkeypatch):
     """Mixed groups everywhere: the random model itself never answers anything."""
     monkeypatch.setattr(common, "reward", alternate)
+
+
+# ---- the arms with a prior
+
+
+@pytest.fixture(scope="session")
+def rich(world):
+    """The training pool with solutions of 4 to 8 sentences and stored teacher answers of 3 to 7 -> its path."""
+    tokenizer, rows = (
+        PreTrainedTokenizerFast.from_pretrained(world / "student"),
+        common.read_jsonl(world / "train.jsonl"),
+    )
+    for i, row in enumerate(rows):
+        told = f"<answer>{row['answer']}</answer>"
+        row["solution"] = [f"Step {'abcdefgh'[k]} {'of it ' * ((i + k) % 3)}is done. " for k in range(3 + i % 5)] + [
+            told
+        ]
+        stored = "".join(f"I look {'again ' * ((i + k) % 2)}at {k}.\n" for k in range(2 + i % 5)) + told
+        row["teacher"] = tokenizer(stored).input_ids + [tokenizer.eos_token_id]
+    (world / "rich.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(world / "rich.jsonl")
+
+
+@pytest.fixture(scope="session")
+def teacher(world, tmp_path_factory):
+    """A checkpoint of the student's family with other weights -> its folder."""
+    folder, model = tmp_path_factory.mktemp("teacher"), common.load_model(world / "student", torch.float32)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.05)
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(world / "student").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """watch(arm, args) runs arm.main, less its last answers -> what each update saw, and the weights at the end.
+
+    batches: (problems, batch) a step; advs: (B, T) a step; gradients: {name: tensor} a minibatch; metrics; weights.
+    """
+
+    def watch(arm, args):
+        seen = SimpleNamespace(batches=[], advs=[], gradients=[])
+        begin, sample, clip, loss = common.Run.begin, common.sample, common.clip_gradient, arm.policy_loss
+        lap, now, parts = common.Run.lap, SimpleNamespace(stage=None), []
+
+        def begin_(run, *key):
+            now.stage = key[0] if isinstance(key[0], int) else None
+            begin(run, *key)
+
+        def sample_(policy, processor, problems, *rest, **more):
+            batch = sample(policy, processor, problems, *rest, **more)
+            if now.stage is not None:
+                seen.batches.append((problems, batch))
+                now.stage, seen.policy = None, policy
+            return batch
+
+        def loss_(logp, old_logp, adv, args):
+            parts.append(adv)
+            return loss(logp, old_logp, adv, args)
+
+        def clip_(policy, max_norm):
+            if max_norm < float("inf"):  # else the norm of a term, for the log
+                trained = ((n.removeprefix("model."), p) for n, p in policy.named_parameters() if p.requires_grad)
+                seen.gradients.append({n: p.grad.full_tensor().clone() for n, p in trained})
+            return clip(policy, max_norm)
+
+        def lap_(run, name):
+            if name == "update":
+                seen.advs.append(torch.cat(parts))
+            parts.clear()
+            lap(run, name)
+
+        def outputs_(policy, *rest):
+            common.refresh(policy)
+            seen.weights = policy.sampler.state_dict()  # what the checkpoint would hold
+
+        with monkeypatch.context() as m:
+            m.setattr(common.Run, "begin", begin_)
+            m.setattr(common.Run, "lap", lap_)
+            m.setattr(common, "sample", sample_)
+            m.setattr(common, "write_outputs", outputs_)
+            m.setattr(common, "clip_gradient", clip_)
+            m.setattr(arm, "policy_loss", loss_)
+            arm.main(args)
+        folder = Path(args.runs) / f"{args.name}-s{args.seed}"
+        seen.metrics = common.read_jsonl(folder / "metrics.jsonl")
+        seen.problems, seen.batch = seen.batches[0]
+        return seen
+
+    return watch
+
+
+def equal(a, b, tolerance=1e-5):
+    """Two gradients agree, as measured against the largest entry of each tensor."""
+    assert a.keys() == b.keys() and len(a) > 20
+    return all(close(a[k], b[k], tolerance * b[k].abs().max().item() + 1e-9) for k in a)

@@ -54,11 +54,12 @@ def steps(path):
 
 @pytest.mark.usefixtures("mixed")
 @pytest.mark.parametrize("name", ELEVEN)
-def test_a_run_leaves_a_complete_folder_whose_checkpoint_is_the_model_that_answered(name, make_args):
+def test_a_run_leaves_a_complete_folder_whose_checkpoint_is_the_model_that_answered(name, make_args, teacher):
     script, prior = ELEVEN[name]
     if not (ROOT / f"{script}.py").exists():
         pytest.skip(f"{script}.py is not written yet.")
     arm = importlib.import_module(script)
+    prior = prior | {"teacher": teacher} if "teacher" in {f.name for f in fields(arm.Args)} else prior
     args = make_args(arm, name=name, steps=3, lr=1e-2, gates="stop", save_every=2, eval_every=2, eval_size=5, **prior)
     arm.main(args)
     run = folder(args)
