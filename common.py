@@ -20,7 +20,6 @@ import sys
 import time
 from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
@@ -113,6 +112,12 @@ class Run:
         self.laps, self.clock, self.last_mixed, self.bar = {}, time.perf_counter(), -1, None
         if args.problems % self.world:
             raise SystemExit(f"--problems {args.problems} must be a multiple of the {self.world} processes.")
+        if args.steps and args.group < 2:
+            raise SystemExit(
+                f"--group {args.group}: advantages compare the answers of a group, so it takes two or more."
+            )
+        if args.gates not in ("stop", "warn", "off"):
+            raise SystemExit(f"--gates {args.gates} is none of stop, warn and off.")
         if (self.dir / "outputs.jsonl").exists():
             raise SystemExit(f"{self.dir} is a finished run: choose another --name or --seed, or delete the folder.")
         config, now = self.dir / "config.json", asdict(args) | {"nproc_per_node": self.world}
@@ -127,7 +132,7 @@ class Run:
             git = subprocess.run(
                 ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
             )
-            files = {p: Path(p).read_bytes() for p in [args.pool, *args.eval.split(",")] if Path(p).exists()}
+            files = {p: Path(p).read_bytes() for p in [args.pool, *args.eval.split(",")] if Path(p).is_file()}
             facts = dict(args=now, commit=git.stdout.strip(),
                          sha256={p: hashlib.sha256(x).hexdigest() for p, x in files.items()},
                          python=sys.version.split()[0], torch=torch.__version__,
@@ -324,7 +329,7 @@ def load_policy(path, args, run):
     """
     model = load_model(path, torch.float32)
     model.model.visual.requires_grad_(not args.freeze_vision)
-    sampler = deepcopy(model).to(run.device, run.dtype).eval().requires_grad_(False)
+    sampler = load_model(path, run.dtype).to(run.device).eval().requires_grad_(False)  # its rotary tables stay fp32
     if args.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = Policy(model, sampler, AutoTokenizer.from_pretrained(path)).to(run.device).train()
@@ -412,6 +417,8 @@ def check_row(row):
     """What is wrong with the text of a row, and what to do about it, or None."""
     if missing := [k for k in ROW if k not in row]:
         return f"there is no field {missing[0]}: a row has {', '.join(ROW)}"
+    if [type(row[k]) for k in ("question", "answer", "choices")] != [str, str, list]:
+        return 'question and answer have to be text and choices a list: write 4 as "4" and no choices as []'
     if not row["question"].strip() or not row["answer"].strip():
         return "question or answer is empty: remove the row"
     if found := re.search(r"<image>|<\|\w+\|>", " ".join([row["question"], *row["choices"]])):
@@ -440,7 +447,7 @@ def load_image(path):
 
 def load_sets(args):
     """{name: rows} of the evaluation sets, loaded before training so that a bad one stops the run early."""
-    paths = args.eval.split(",")
+    paths = [path for path in args.eval.split(",") if path]
     if len({Path(path).stem for path in paths}) < len(paths):
         raise SystemExit(
             f"--eval {args.eval} names two files alike, and a set is known by its file's name: rename one."
@@ -770,12 +777,12 @@ def shared_gates(policy, processor, pool, args, run):
     expected = (1 - m["reward"]) ** args.group  # by Jensen, the least that independent rollouts allow
     noise = 3 * (expected * (1 - expected) / args.problems) ** 0.5
     choice = sum(p["kind"] == "choice" for p in pool) / len(pool)
-    solved = sum(bool(p.get("solution")) for p in pool) / len(pool)
+    solved, stored = (sum(bool(p.get(k)) for p in pool) / len(pool) for k in ("solution", "teacher"))
     three = range(0, len(grades), math.ceil(len(grades) / 3))
     read = lambda i: f"{extract(batch.text[i], problems[i]['choices'])!r}, gold {problems[i]['answer']!r}: {grades[i]}"
     return [
         gate("pool", True, len(pool), f"{len(pool)} problems, every image readable; {choice:.0%} multiple choice, "
-             f"{solved:.0%} with a reference solution"),
+             f"{solved:.0%} with a reference solution, {stored:.0%} with a stored teacher answer"),
         gate("prompt", longest + args.max_new_tokens <= room, longest,
              f"the longest of {len(few)} prompts takes {longest} tokens, an answer {args.max_new_tokens}, of {room}"),
         gate("weights", dropout == 0, trained, f"{trained:,} of {every:,} are trained, in fp32, dropout {dropout}"),
@@ -923,7 +930,7 @@ def write_outputs(policy, processor, sets, args, run):
             for p, x in zip(rows, texts, strict=True)
         ]
     if run.rank == 0:
-        write_text(run.dir / "outputs.jsonl", "\n".join(lines) + "\n")
+        write_text(run.dir / "outputs.jsonl", "".join(line + "\n" for line in lines))
         shutil.rmtree(run.dir / "state", ignore_errors=True)
         tqdm.write(f"{run.dir}: finished. Next: python judge.py {run.dir.parent}/* --judge rule")
     dist.barrier()

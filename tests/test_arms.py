@@ -372,3 +372,16 @@ def test_text_with_unusual_line_ends_survives_being_written_and_read(tmp_path):
     rows = [dict(text="a\u2028b\u0085c\x0cd\r\ne"), dict(text="second")]
     common.append_jsonl(tmp_path / "rows.jsonl", *rows)
     assert common.read_jsonl(tmp_path / "rows.jsonl") == rows
+
+
+@pytest.mark.parametrize(
+    "flags, words", [(dict(group=1), "--group 1: advantages compare"), (dict(gates="of"), "--gates of is none of")]
+)
+def test_flags_that_make_no_sense_are_refused(make_args, flags, words):
+    with pytest.raises(SystemExit, match=words):
+        grpo.main(make_args(**flags))
+
+
+def test_a_run_without_evaluation_sets_ends_with_no_outputs(make_args):
+    grpo.main(args := make_args(eval="", steps=1, eval_every=1))
+    assert (folder(args) / "outputs.jsonl").read_text() == ""

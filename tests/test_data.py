@@ -43,6 +43,7 @@ def write_pool(folder, *changes):
     (dict(kind="choice", answer="C", choices=["1", "2"]), "the gold 'C' is none of its 2 options"),
     (dict(id="p0"), "its id is that of line 1 too: give each row its own"),
     (dict(choices=None), "there is no field choices: a row has id, image"),
+    (dict(answer=4), "question and answer have to be text"),
 ])  # fmt: skip
 def test_a_bad_row_is_refused_in_one_sentence_with_file_line_and_remedy(tmp_path, change, words):
     (tmp_path / "corrupt.png").write_bytes(b"no image at all")

@@ -2,6 +2,7 @@
 on images is a disagreement between them (masks, shifts, positions, padding, pictures, temperatures)."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -327,3 +328,13 @@ def test_the_log_prob_of_an_end_token_has_a_gradient(load):
     (logp * first * batch.mask).sum().backward()
     assert first.sum() == batch.finished.sum() > 2 and batch.mask[first].all()
     assert all(p.grad.full_tensor().abs().max() > 0 for p in arm.policy.parameters() if p.requires_grad)
+
+
+def test_under_bf16_the_sampler_keeps_its_rotary_tables_in_fp32(load):
+    """Rounded to bf16, the angle of position 800 would be off by radians."""
+    it = load()
+    half = SimpleNamespace(world=1, device=it.run.device, dtype=torch.bfloat16)
+    sampler = common.load_policy(it.args.model, it.args, half).sampler
+    assert {p.dtype for p in sampler.parameters()} == {torch.bfloat16}
+    tables = dict(it.policy.model.named_buffers())
+    assert tables and all(torch.equal(x, tables[name]) for name, x in sampler.named_buffers())
