@@ -99,3 +99,13 @@ def test_what_all_arms_share_is_the_same_to_the_letter(name):
     texts = {arm: function(arm, name) for arm in ARMS}
     assert texts["grpo"]
     assert {text for text in texts.values() if text} == {texts["grpo"]}
+
+
+def test_the_diff_sizes_in_the_readme_are_those_of_the_files():
+    table = re.findall(r"^\| [\w-]+ \| `(\w+)\.py.*\| ([^|]*\d) \|$", (ROOT / "README.md").read_text(), re.M)
+    told = {(a, b, int(n)) for b, cell in table for a, n in re.findall(r"(\w+) (\d+)", cell)}
+    diff = lambda a, b: (
+        subprocess.run(["diff", ROOT / f"{a}.py", ROOT / f"{b}.py"], capture_output=True, text=True).stdout
+    )
+    assert len(told) >= 7
+    assert told == {(a, b, sum(x[:1] in "<>" for x in diff(a, b).splitlines())) for a, b, _ in told}
