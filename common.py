@@ -57,7 +57,7 @@ TOY = dict(
     model="data/toy/student", pool="data/toy/train.jsonl", instruction="",
     eval="data/toy/sparse.jsonl,data/toy/cross.jsonl,data/toy/old.jsonl,data/toy/easy.jsonl",
     problems=8, max_new_tokens=56, max_pixels=84 * 84, steps=150, lr=5e-5, warmup=1, weight_decay=0.0,
-    minibatches=1, micro_batch=32, checkpointing=0, eval_size=100, teacher="data/toy/teacher",
+    minibatches=1, micro_batch=64, checkpointing=0, eval_size=50, teacher="data/toy/teacher",
 )  # fmt: skip
 
 
