@@ -20,7 +20,7 @@ reopd = reopd.py
 stack = stack.py
 ALL = base grpo hintonly uft001 uft002 opd opd-annealed opd-gated reopd stack
 
-toy: data/toy/images
+toy: data/toy/images/ready
 	@$(MAKE) --no-print-directory -j$(JOBS) $(patsubst %,$(RUNS)/%-s0/outputs.jsonl,$(if $(filter all,$(ARMS)),$(ALL),$(ARMS)))
 	$(PY) judge.py $(RUNS)/* --judge rule --verdicts $(RUNS)/verdicts.jsonl
 	$(PY) analyze.py sparsity main --runs $(RUNS)
@@ -29,10 +29,11 @@ $(RUNS)/%-s0/outputs.jsonl:
 	$(if $($*),,$(error there is no arm $*: choose from $(ALL)))
 	@TQDM_POSITION=$(if $(filter base grpo,$*),0,1) $(PY) $($*) --toy --runs $(RUNS)
 
-data/toy/images: .venv/ready
+data/toy/images/ready: .venv/ready
 	$(PY) -m data.toy.prepare
+	@touch $@
 
-test: .venv/ready data/toy/images
+test: .venv/ready data/toy/images/ready
 	$(PY) -m pytest
 
 .venv/ready: requirements.txt

@@ -7,8 +7,8 @@ What an arm might change (advantages, losses, schedules, prefixes) is written ou
 """
 
 import argparse
+import atexit
 import hashlib
-import importlib.util
 import json
 import math
 import os
@@ -21,14 +21,13 @@ import time
 from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
-if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-    sys.exit(f"Python {sys.version.split()[0]} is not supported: use 3.11, 3.12 or 3.13.")
-for package in ("torch", "transformers", "PIL", "numpy", "scipy", "tqdm"):
-    if importlib.util.find_spec(package) is None:
-        sys.exit(f"The package {package} is missing: run `pip install -r requirements.txt`.")
+from judge import extract, grade, need, pick, prompt_text, read_jsonl
+
+need("torch", "transformers", "PIL", "numpy", "scipy", "tqdm")
 
 import torch
 import torch.distributed as dist
@@ -43,8 +42,6 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
-
-from judge import extract, grade, pick, prompt_text, read_jsonl
 
 torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN plans every new shape anew: 10x slower where lengths vary
 transformers.logging.set_verbosity_error()
@@ -94,7 +91,13 @@ def start(args):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
         dist.init_process_group(backend, **alone)
+        atexit.register(dist.destroy_process_group)
     return Run(args)
+
+
+POSITIVE = ("problems", "warmup", "save_every", "patience", "minibatches", "micro_batch", "eval_size", "max_new_tokens",
+            "temperature")  # fmt: skip
+FREE = ("gates", "patience", "save_every")  # flags that change no weight and may differ when a run is resumed
 
 
 class Run:
@@ -116,35 +119,47 @@ class Run:
             raise SystemExit(
                 f"--group {args.group}: advantages compare the answers of a group, so it takes two or more."
             )
+        for k in POSITIVE:
+            if vars(args)[k] <= 0:
+                raise SystemExit(f"--{k.replace('_', '-')} {vars(args)[k]} has to be above 0.")
+        if args.problems // self.world * args.group % args.minibatches:
+            raise SystemExit(f"--minibatches {args.minibatches} does not divide the {args.problems // self.world} x "
+                             f"{args.group} answers of a process: then there would be fewer updates.")  # fmt: skip
         if args.gates not in ("stop", "warn", "off"):
             raise SystemExit(f"--gates {args.gates} is none of stop, warn and off.")
         if (self.dir / "outputs.jsonl").exists():
+            shutil.rmtree(self.dir / "state", ignore_errors=True)  # of a run killed after its very last write
             raise SystemExit(f"{self.dir} is a finished run: choose another --name or --seed, or delete the folder.")
         config, now = self.dir / "config.json", asdict(args) | {"nproc_per_node": self.world}
-        was = json.loads(config.read_text())["args"] if (self.dir / "state").exists() else now
-        for k in now:
-            if now[k] != was.get(k):
-                flag = k.replace("_", "-")
-                raise SystemExit(f"{self.dir} was started with --{flag} {was.get(k)} and can't go on with {now[k]}: "
-                                 "use the same flags, or another --name.")  # fmt: skip
+        files = {p: Path(p).read_bytes() for p in [args.pool, *args.eval.split(",")] if Path(p).is_file()}
+        hashes = {p: hashlib.sha256(x).hexdigest() for p, x in files.items()}
+        if (self.dir / "state").exists() and config.exists():
+            was = json.loads(config.read_text())
+            for k in now.keys() - set(FREE):
+                if now[k] != was["args"].get(k):
+                    flag, old = k.replace("_", "-"), was["args"].get(k)
+                    raise SystemExit(f"{self.dir} was started with --{flag} {old} and can't go on with {now[k]}: use "
+                                     "the same flags, or another --name.")  # fmt: skip
+            for p in hashes:
+                if hashes[p] != was["sha256"].get(p):
+                    raise SystemExit(f"{p} is not the file that {self.dir} was started with: put that one back, or use "
+                                     "another --name.")  # fmt: skip
         dist.barrier()  # all ranks have looked before the first writes
         if self.rank == 0:
-            git = subprocess.run(
-                ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-            )
-            files = {p: Path(p).read_bytes() for p in [args.pool, *args.eval.split(",")] if Path(p).is_file()}
-            facts = dict(args=now, commit=git.stdout.strip(),
-                         sha256={p: hashlib.sha256(x).hexdigest() for p, x in files.items()},
-                         python=sys.version.split()[0], torch=torch.__version__,
+            git = ["git", "describe", "--always", "--dirty", "--abbrev=40"] if shutil.which("git") else ["true"]
+            commit = subprocess.run(git, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+            facts = dict(args=now, commit=commit, sha256=hashes, python=sys.version.split()[0], torch=torch.__version__,
                          transformers=transformers.__version__)  # fmt: skip
             try:
                 self.dir.mkdir(parents=True, exist_ok=True)
                 write_text(config, json.dumps(facts, indent=1))
             except OSError as error:
-                raise SystemExit(
-                    f"Can't write to {self.dir} ({error.strerror}): choose another folder with --runs."
-                ) from None
+                raise SystemExit(f"Can't write to {self.dir} ({error.strerror}): choose another --runs.") from None
         dist.barrier()
+        if not config.exists():
+            raise SystemExit(
+                f"{config} was written by another node and isn't here: --runs has to be a folder that all share."
+            )
 
     def begin(self, *key):
         """Seed torch by (seed, key, rank): a step is a pure function of its number, so that resuming costs nothing."""
@@ -383,7 +398,7 @@ def load_pool(path, least=1):
 
     Stops with one sentence that names the file, the first bad row and the remedy, and counts the other bad rows.
     """
-    path, bad, lines = Path(path), [], {}
+    path, bad, lines, golds = Path(path), [], {}, {}
     if not path.exists():
         raise SystemExit(f"{path} does not exist: {_remedy(path)}.")
     rows = read_jsonl(path)
@@ -391,8 +406,12 @@ def load_pool(path, least=1):
         fault = check_row(row)
         if not fault and lines.setdefault(row["id"], number) != number:
             fault = f"its id is that of line {lines[row['id']]} too: give each row its own"
+        if not fault:
+            first = golds.setdefault((row["image"], row["question"], *row["choices"]), (row["answer"], number))
+            if first[0] != row["answer"]:
+                fault = f"line {first[1]} asks the same and has another gold: drop both"
         if fault:
-            bad.append(f"line {number} (id {row.get('id')}): {fault}")
+            bad.append(f"line {number} (id {row.get('id') if isinstance(row, dict) else None}): {fault}")
         else:
             row["image"] = str(path.parent / row["image"])
     if not bad:
@@ -403,6 +422,8 @@ def load_pool(path, least=1):
     if bad:
         remedy = f"; {_remedy(path)}" if "is missing" in bad[0] else ""
         raise SystemExit(f"{path}, {bad[0]}{remedy}{f' ({len(bad) - 1} more rows are bad)' if len(bad) > 1 else ''}.")
+    if not rows:
+        raise SystemExit(f"{path} is empty: put problems in it, one JSON row a line.")
     if len(rows) < least:
         raise SystemExit(f"{path} holds {len(rows)} problems and a step takes {least}: lower --problems or add rows.")
     return rows
@@ -410,15 +431,28 @@ def load_pool(path, least=1):
 
 def _remedy(path):
     script = path.parent / "prepare.py"
-    return f"run `python -m {'.'.join(script.with_suffix('').parts)}`" if script.exists() else "check the path"
+    return (
+        f"run `python -m {'.'.join(script.with_suffix('').parts)}`"
+        if script.exists() and not path.is_absolute()
+        else "check the path"
+    )
 
 
 def check_row(row):
     """What is wrong with the text of a row, and what to do about it, or None."""
+    if not isinstance(row, dict):
+        return "it is no JSON object: write one row a line"
     if missing := [k for k in ROW if k not in row]:
         return f"there is no field {missing[0]}: a row has {', '.join(ROW)}"
-    if [type(row[k]) for k in ("question", "answer", "choices")] != [str, str, list]:
-        return 'question and answer have to be text and choices a list: write 4 as "4" and no choices as []'
+    words = [row["choices"], row.get("solution") or []]
+    if not all(isinstance(x, list) for x in words) or not all(
+        isinstance(x, str) for x in [row["id"], row["image"], row["question"], row["answer"], *words[0], *words[1]]
+    ):
+        return 'id, image, question, answer, each option and each sentence have to be text: write 4 as "4"'
+    if row["kind"] not in ("choice", "free"):
+        return f"its kind is {row['kind']!r}: write choice or free"
+    if not len(set(row["choices"])) == len(row["choices"]) <= 26:
+        return "two of its options are equal, or there are more than 26: repair or remove the row"
     if not row["question"].strip() or not row["answer"].strip():
         return "question or answer is empty: remove the row"
     if found := re.search(r"<image>|<\|\w+\|>", " ".join([row["question"], *row["choices"]])):
@@ -464,8 +498,13 @@ def next_problems(pool, step, args, run):
     rows = []
     for k in range(step * args.problems + run.rank, (step + 1) * args.problems, run.world):
         epoch, i = divmod(k, len(pool))
-        rows += [pool[random.Random(f"{args.seed}/{epoch}").sample(range(len(pool)), len(pool))[i]]] * args.group
+        rows += [pool[shuffled(args.seed, epoch, len(pool))[i]]] * args.group
     return rows
+
+
+@cache
+def shuffled(seed, epoch, n):
+    return random.Random(f"{seed}/{epoch}").sample(range(n), n)
 
 
 def segments(problem, most=5):
@@ -519,12 +558,22 @@ class Processor:
         """Token ids of plain text; what looks like a special token in it is text."""
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
 
-    def encode(self, problem):
-        """Problem -> Prompt. The image's size decides how many tokens it takes; nothing is ever truncated."""
+    def length(self, problem):
+        """Tokens of its prompt, from the image's size alone."""
+        width, height = Image.open(problem["image"]).size
+        text = self.tokenizer(self.render(problem), add_special_tokens=False).input_ids
+        return len(text) - 1 + self.images.get_number_of_image_patches(height, width, {}) // 4
+
+    def render(self, problem):
+        """The prompt in the model's chat template, <|image_pad|> in it once."""
         content = [{"type": "image"}, {"type": "text", "text": prompt_text(problem, self.instruction)}]
         chat = [{"role": "user", "content": content}]
-        text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        before, after = (self.tokenizer(x, add_special_tokens=False).input_ids for x in text.split("<|image_pad|>"))
+        return self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+
+    def encode(self, problem):
+        """Problem -> Prompt. The image's size decides how many tokens it takes; nothing is ever truncated."""
+        parts = self.render(problem).split("<|image_pad|>")
+        before, after = (self.tokenizer(x, add_special_tokens=False).input_ids for x in parts)
         image = self.images(load_image(problem["image"]), return_tensors="pt")
         t, h, w = (image["image_grid_thw"][0] // torch.tensor([1, 2, 2])).tolist()  # 2 x 2 patches make one token
         ids = before + [self.tokenizer.convert_tokens_to_ids("<|image_pad|>")] * (t * h * w) + after
@@ -759,6 +808,7 @@ def gate(name, good, value, text, bad="fail"):
     return dict(name=name, verdict="pass" if good else bad, value=value, text=text)
 
 
+@torch.no_grad()
 def shared_gates(policy, processor, pool, args, run):
     """What every arm checks before training, on one step's rollouts -> list of gates."""
     run.begin("gates")
@@ -767,11 +817,22 @@ def shared_gates(policy, processor, pool, args, run):
     rewards, grades = reward(batch, problems)
     gap = ((score(policy, batch, args) - batch.logp) * batch.mask).abs()
     m = run.mean(rollout_stats(batch, rewards, grades, args) | dict(gap=gap.sum() / batch.mask.sum()))
-    few = pool[:: math.ceil(len(pool) / 64)]
-    longest, room = (
-        max(len(processor.encode(p).ids) for p in few),
-        policy.model.config.text_config.max_position_embeddings,
+    close = (
+        1e-4 if run.dtype == torch.float32 else 0.03
+    )  # bf16: 0.016 at the 2B's shape, 0.05 if positions are off by one
+    pad, few = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>"), pool[:: math.ceil(len(pool) / 64)]
+    prompts = [processor.encode(p) for p in few]
+    features = [
+        len(policy.sampler.model.visual(p.pixels.to(run.device, run.dtype), p.grid.to(run.device)).pooler_output)
+        for p in prompts
+    ]
+    whole = all(
+        p.ids.count(pad) == n and len(p.ids) == processor.length(row)
+        for p, n, row in zip(prompts, features, few, strict=True)
     )
+    longest = torch.tensor(max(map(processor.length, pool[run.rank :: run.world]), default=0), device=run.device)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    longest, room = longest.item(), policy.model.config.text_config.max_position_embeddings
     trained, every = (sum(p.numel() for p in policy.parameters() if p.requires_grad or k) for k in (0, 1))
     dropout = policy.model.config.text_config.attention_dropout
     expected = (1 - m["reward"]) ** args.group  # by Jensen, the least that independent rollouts allow
@@ -784,13 +845,15 @@ def shared_gates(policy, processor, pool, args, run):
         gate("pool", True, len(pool), f"{len(pool)} problems, every image readable; {choice:.0%} multiple choice, "
              f"{solved:.0%} with a reference solution, {stored:.0%} with a stored teacher answer"),
         gate("prompt", longest + args.max_new_tokens <= room, longest,
-             f"the longest of {len(few)} prompts takes {longest} tokens, an answer {args.max_new_tokens}, of {room}"),
+             f"the longest of {len(pool)} prompts takes {longest} tokens, an answer {args.max_new_tokens}, of {room}"),
+        gate("image", whole, len(few), f"image tokens and features are equally many in the {len(few)} rows looked at"),
         gate("weights", dropout == 0, trained, f"{trained:,} of {every:,} are trained, in fp32, dropout {dropout}"),
         gate("sampling", m["distinct"] > 1 / args.group or args.group == 1, m["distinct"],
              f"temperature {args.temperature}, no top-k, no top-p, ends at {policy.eos}; "
              f"{m['distinct']:.0%} of a group's answers are distinct"),
-        gate("log-probs", m["gap"] < (1e-3 if run.dtype == torch.float32 else 0.3), m["gap"],
-             f"sampler and training forward differ by {m['gap']:.1e} nats a token, {gap.max():.1e} at most"),
+        gate("log-probs", m["gap"] < close, m["gap"],
+             f"sampler and training forward differ by {m['gap']:.1e} nats a token, {gap.max():.1e} at most",
+             "warn" if m["gap"] < 10 * close else "fail"),
         gate("rollouts", True, len(grades), f"three of {len(grades)}, with the answer read and its grade:"
              + "".join(f"\n        {batch.text[i][-90:]!r} is read as {read(i)}" for i in three)),
         gate("success", 0 < m["reward"] < 1, m["reward"], f"{m['reward']:.1%} of rollouts right (paper: 3.6%)", "warn"),
@@ -837,7 +900,7 @@ def teacher_gates(teacher, policy, processor, pool, sets, args, run):
         gate("teacher's eyes", m["sees"] == 1, m["sees"], f"{m['sees']:.0%} of its scores change with the image"),
         gate("self-teaching", m["self"] < (1e-4 if run.dtype == torch.float32 else 0.3), m["self"],
              f"a student that teaches itself has an advantage of {m['self']:.1e} nats"),
-        gate("ceiling", True, max(right.values()), f"the teacher, greedy: {ceiling}; {m['kl']:.2f} nats a token away"),
+        gate("ceiling", True, max(right.values(), default=0.0), f"the teacher, greedy: {ceiling}; KL {m['kl']:.2f}"),
     ]  # fmt: skip
 
 
@@ -902,25 +965,20 @@ def write_outputs(policy, processor, sets, args, run):
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".new").rename(folder)
     dist.barrier()
-    before, saved = (load_model(path, model.dtype).state_dict() for path in (args.model, folder))
-    live = {name: x.cpu() for name, x in model.state_dict().items()}
-    moved = sum(not torch.equal(x, before[name]) for name, x in live.items())
-    audit = [
-        gate(
-            "moved",
-            (moved > 0) == (args.steps > 0),
-            moved,
-            f"{moved} of {len(live)} tensors differ from {args.model}",
-            "warn",
-        ),
-        gate("finite", all(x.isfinite().all() for x in live.values()), "", "all weights are finite"),
-        gate(
-            "saved",
-            all(torch.equal(x, saved[name]) for name, x in live.items()),
-            "",
-            "the checkpoint is the model that answers",
-        ),
-    ]
+    audit = []
+    if run.rank == 0:
+        before, saved = (load_model(path, model.dtype).state_dict() for path in (args.model, folder))
+        live = {name: x.cpu() for name, x in model.state_dict().items()}
+        moved = sum(not torch.equal(x, before[name]) for name, x in live.items())
+        audit = [
+            gate("moved", (moved > 0) == (args.steps > 0), moved,
+                 f"{moved} of {len(live)} tensors differ from {args.model}", "warn"),
+            gate("finite", all(x.isfinite().all() for x in live.values()), "", "all weights are finite"),
+            gate("saved", all(torch.equal(x, saved[name]) for name, x in live.items()), "",
+                 "the checkpoint is the model that answers"),
+        ]  # fmt: skip
+    dist.broadcast_object_list(box := [audit])
+    audit = box[0]
     report_gates(audit, args, run, "after training")
     lines = []
     for name, rows in sets.items():

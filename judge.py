@@ -20,14 +20,28 @@ Judges
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import math
 import os
 import random
 import re
+import sys
 import unicodedata
 from fractions import Fraction
 from pathlib import Path
+
+
+def need(*packages):
+    """Stop with a sentence on a Python that is not supported or a package that is not there."""
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        raise SystemExit(f"Python {sys.version.split()[0]} is not supported: use 3.11, 3.12 or 3.13.")
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise SystemExit(f"The package {package} is missing: run `pip install -r requirements.txt`.")
+
+
+need("tqdm")
 
 from tqdm import tqdm
 
@@ -433,13 +447,13 @@ def rule(item):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="run folders; plain files among them are skipped")
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders; what else is named is skipped")
     parser.add_argument("--judge", choices=["rule"], default="rule")
     parser.add_argument("--verdicts", type=Path, default=VERDICTS)
     parser.add_argument("--seed", type=int, default=0, help="order of the queue")
     args = parser.parse_args(argv)
 
-    runs = [path for path in args.runs if not path.is_file()]  # runs/* names the verdicts file as well
+    runs = [path for path in args.runs if (path / "config.json").exists()]  # runs/* names other things as well
     if not runs:
         raise SystemExit(f"{args.runs[0]} is no run folder: name run folders, such as runs/grpo-s0.")
     answers = [answer for run in runs for answer in read_answers(run)]

@@ -7,9 +7,8 @@ Distribution prior, door B: reverse KL as the advantage (2306.13649), or beside 
 
 from dataclasses import dataclass
 
+import common  # isort: skip  # first: it says in a sentence which package is missing
 import torch
-
-import common
 
 
 @dataclass
@@ -80,12 +79,12 @@ def policy_loss(logp, old_logp, adv, args):
 
 def main(args):
     run = common.start(args)
+    pool, sets = common.load_pool(args.pool, least=args.problems), common.load_sets(args)
     policy = common.load_policy(args.model, args, run)
     processor = common.Processor(args.model, args)
     teacher = common.load_frozen(args.teacher, processor, run)
     trained = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=args.lr, betas=(0.9, 0.999), weight_decay=args.weight_decay)
-    pool, sets = common.load_pool(args.pool, least=args.problems), common.load_sets(args)
     run.resume((policy, optimizer))
     if run.step == 0 and args.gates != "off":
         gates = common.shared_gates(policy, processor, pool, args, run)

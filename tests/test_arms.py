@@ -15,6 +15,7 @@ from conftest import ROOT
 
 import common
 import grpo
+import judge
 
 ELEVEN = {
     "grpo": ("grpo", {}),
@@ -375,7 +376,15 @@ def test_text_with_unusual_line_ends_survives_being_written_and_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags, words", [(dict(group=1), "--group 1: advantages compare"), (dict(gates="of"), "--gates of is none of")]
+    "flags, words",
+    [
+        (dict(group=1), "--group 1: advantages compare"),
+        (dict(gates="of"), "--gates of is none of"),
+        (dict(warmup=0), "--warmup 0 has to be above 0"),
+        (dict(save_every=0), "--save-every 0 has to be above 0"),
+        (dict(temperature=0.0), "--temperature 0.0 has to be above 0"),
+        (dict(minibatches=5), "--minibatches 5 does not divide"),
+    ],
 )
 def test_flags_that_make_no_sense_are_refused(make_args, flags, words):
     with pytest.raises(SystemExit, match=words):
@@ -385,3 +394,59 @@ def test_flags_that_make_no_sense_are_refused(make_args, flags, words):
 def test_a_run_without_evaluation_sets_ends_with_no_outputs(make_args):
     grpo.main(args := make_args(eval="", steps=1, eval_every=1))
     assert (folder(args) / "outputs.jsonl").read_text() == ""
+
+
+def broken_off(make_args, monkeypatch, **flags):
+    """Args of a run that was stopped after its first save, and its folder."""
+    args = make_args(steps=3, save_every=1, **flags)
+    with monkeypatch.context() as m:
+        m.setattr(common.Run, "log", stop_at(1, common.Run.log))
+        with pytest.raises(KeyboardInterrupt):
+            grpo.main(args)
+    assert list((folder(args) / "state").iterdir())
+    return args
+
+
+def stop_at(last, log):
+    def log_(run, step, **values):
+        if step == last:
+            raise KeyboardInterrupt
+        log(run, step, **values)
+
+    return log_
+
+
+def test_a_run_does_not_go_on_with_another_pool(make_args, world, tmp_path, monkeypatch):
+    pool = world / "swapped.jsonl"
+    pool.write_text((world / "train.jsonl").read_text())
+    args = broken_off(make_args, monkeypatch, pool=str(pool))
+    before = (folder(args) / "config.json").read_text()
+    pool.write_text("".join(reversed(pool.read_text().splitlines(keepends=True))))
+    with pytest.raises(SystemExit, match="is not the file that .* was started with: put that one back"):
+        grpo.main(args)
+    assert (folder(args) / "config.json").read_text() == before
+
+
+def test_flags_that_change_no_weight_may_change_on_resume(make_args, monkeypatch):
+    args = broken_off(make_args, monkeypatch, gates="stop")
+    grpo.main(replace(args, gates="warn", patience=7, save_every=2))
+    assert (folder(args) / "outputs.jsonl").exists()
+
+
+def test_a_machine_without_git_trains_all_the_same(make_args, monkeypatch):
+    monkeypatch.setattr(common.shutil, "which", lambda name: None)
+    grpo.main(args := make_args(steps=1))
+    assert json.loads((folder(args) / "config.json").read_text())["commit"] == ""
+
+
+@pytest.mark.parametrize("command", ["grpo.py --help", "hint.py --help", "judge.py --help"])
+def test_a_missing_package_gets_one_sentence(command):
+    done = subprocess.run([sys.executable, "-S", *command.split()], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and done.stderr.startswith("The package ") and done.stderr.count("\n") == 1
+    assert "is missing: run `pip install -r requirements.txt`" in done.stderr
+
+
+def test_another_python_gets_one_sentence(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 1))
+    with pytest.raises(SystemExit, match="is not supported: use 3.11, 3.12 or 3.13"):
+        judge.need()

@@ -43,7 +43,15 @@ def write_pool(folder, *changes):
     (dict(kind="choice", answer="C", choices=["1", "2"]), "the gold 'C' is none of its 2 options"),
     (dict(id="p0"), "its id is that of line 1 too: give each row its own"),
     (dict(choices=None), "there is no field choices: a row has id, image"),
-    (dict(answer=4), "question and answer have to be text"),
+    (dict(answer=4), "each option and each sentence have to be text: write 4 as"),
+    (dict(image=3), "have to be text"),
+    (dict(id=[]), "have to be text"),
+    (dict(kind="choice", choices=[1, 2], answer="A"), "have to be text"),
+    (dict(solution="one sentence"), "have to be text"),
+    (dict(kind="foo"), "its kind is 'foo': write choice or free"),
+    (dict(kind="choice", choices=["3", "3"], answer="A"), "two of its options are equal, or there are more than 26"),
+    (dict(kind="choice", choices=[str(i) for i in range(27)], answer="A"), "more than 26"),
+    (dict(image="0.png", answer="5"), "line 1 asks the same and has another gold: drop both"),
 ])  # fmt: skip
 def test_a_bad_row_is_refused_in_one_sentence_with_file_line_and_remedy(tmp_path, change, words):
     (tmp_path / "corrupt.png").write_bytes(b"no image at all")
@@ -64,7 +72,8 @@ def test_all_bad_rows_are_counted_and_the_first_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, words", [(None, "does not exist"), ("", "holds 0 problems"), ('{"id": 1,\n', "line 1 is not JSON")]
+    "text, words",
+    [(None, "does not exist"), ("", "is empty"), ('{"id": 1,\n', "line 1 is not JSON"), ("3\n", "is no JSON object")],
 )
 def test_a_pool_that_is_absent_empty_or_no_json_is_refused(tmp_path, text, words):
     path = tmp_path / "pool.jsonl"

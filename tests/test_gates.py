@@ -1,6 +1,8 @@
 """The gates before training: each catches what it is there for, and says so where a person reads it."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,3 +65,19 @@ def test_a_failed_gate_stops_the_run_unless_told_otherwise_and_is_on_record(load
     assert [(g["name"], g["verdict"], g["when"]) for g in filed] == [
         ("sampling", "fail", kept), ("pool", "pass", kept), ("pool", "pass", later),
     ]  # fmt: skip
+
+
+def test_under_bf16_positions_off_by_one_do_not_pass(load, monkeypatch):
+    it = load()
+    half = SimpleNamespace(
+        **vars(it.run) | dict(dtype=torch.bfloat16), begin=it.run.begin, mean=it.run.mean, sum=it.run.sum
+    )
+    it.policy, it.run = common.load_policy(it.args.model, it.args, half), half
+    assert verdicts(it)["log-probs"] == "pass"
+    score = common.score
+    shifted = lambda policy, batch, args: score(
+        policy, replace(batch, positions=batch.positions + batch_shift(batch)), args
+    )
+    batch_shift = lambda batch: (torch.arange(batch.ids.shape[1]) >= batch.ids.shape[1] - batch.mask.shape[1]).long()
+    monkeypatch.setattr(common, "score", shifted)
+    assert verdicts(it)["log-probs"] != "pass"

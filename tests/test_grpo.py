@@ -301,3 +301,10 @@ def test_every_problem_comes_once_an_epoch_in_a_new_order(load, make_args):
     epochs = [stream[i : i + 23] for i in range(0, 92, 23)]  # 23 problems, 4 a step
     assert all(sorted(epoch) == sorted(p["id"] for p in pool) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
+
+
+def test_weight_decay_shrinks_the_weights_even_where_no_group_teaches(train, make_args, monkeypatch):
+    monkeypatch.setattr(common, "reward", lambda batch, _: (torch.zeros(len(batch.text)), ["wrong"] * len(batch.text)))
+    seen = train(make_args(steps=1, lr=1e-2, weight_decay=0.5, minibatches=1))
+    trained = [n for n, p in seen.before.items() if "visual" not in n]
+    assert all(close(seen.after[n], seen.before[n] * (1 - 1e-2 * 0.5), 1e-6) for n in trained)

@@ -302,14 +302,17 @@ def test_the_sampler_sees_the_weights_of_every_optimiser_step(load):
 
 @pytest.mark.parametrize("freeze_vision", [1, 0])
 def test_recomputing_activations_changes_neither_gradient_nor_samples(load, freeze_vision):
-    ids, gradient = [], []
+    ids, gradient, runs = [], [], [0, 0]
     for checkpointing in (0, 1):
         arm = load(problems=3, checkpointing=checkpointing, freeze_vision=freeze_vision)
+        count = lambda *_, i=checkpointing: runs.__setitem__(i, runs[i] + 1)
+        arm.policy.model.model.language_model.layers[0].input_layernorm.register_forward_hook(count)
         batch = draw(arm, [row for row in arm.pool[:3] for _ in range(arm.args.group)])
         logp = common.token_logps(arm.policy, batch, torch.arange(len(batch.mask)), arm.args)
         (logp * batch.mask).mean().backward()
         gradient.append(torch.cat([p.grad.full_tensor().flatten() for p in arm.policy.parameters() if p.requires_grad]))
         ids.append(answers(draw(arm, [row for row in arm.pool[:3] for _ in range(arm.args.group)], seed=1)))
+    assert runs == [1, 2]  # the second time in the backward pass
     assert ids[0] == ids[1]
     assert close(*gradient, 1e-6) and gradient[0].abs().max() > 1e-3
 
@@ -334,7 +337,9 @@ def test_under_bf16_the_sampler_keeps_its_rotary_tables_in_fp32(load):
     """Rounded to bf16, the angle of position 800 would be off by radians."""
     it = load()
     half = SimpleNamespace(world=1, device=it.run.device, dtype=torch.bfloat16)
-    sampler = common.load_policy(it.args.model, it.args, half).sampler
+    policy = common.load_policy(it.args.model, it.args, half)
+    assert {p.dtype for p in policy.parameters()} == {torch.float32}  # master weights
+    sampler = policy.sampler
     assert {p.dtype for p in sampler.parameters()} == {torch.bfloat16}
     tables = dict(it.policy.model.named_buffers())
     assert tables and all(torch.equal(x, tables[name]) for name, x in sampler.named_buffers())
