@@ -41,7 +41,9 @@ def load(runs):
     metrics: one dict a step ([] for the base), gates: list}."""
     loaded = []
     for config in sorted(runs.glob("*/config.json")):
-        folder, args = config.parent, json.loads(config.read_text())["args"]
+        folder, args = config.parent, json.loads(config.read_text()).get("args")
+        if args is None:
+            raise SystemExit(f"{config} is not of a run (it has no args): move that folder out of {runs}.")
         metrics, gates = folder / "metrics.jsonl", folder / "gates.json"
         loaded.append(
             {

@@ -191,7 +191,7 @@ def gather(arm, logits, ids):
     return (logits / arm.args.temperature).log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
 
 
-def close(a, b, tolerance=2e-5):
+def close(a, b, tolerance=1e-5):
     return (a - b).abs().max().item() < tolerance
 
 
