@@ -8,6 +8,7 @@ What an arm might change (advantages, losses, schedules, prefixes) is written ou
 
 import argparse
 import atexit
+import fcntl
 import hashlib
 import json
 import math
@@ -85,6 +86,18 @@ def append_jsonl(path, *rows):
         f.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
+@cache
+def lock_folder(path):
+    """Keep other processes out of a run's folder for as long as this one lives."""
+    try:
+        fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"{path} is being written by a run that is still going: wait for it, or use another --name."
+                         ) from None  # fmt: skip
+    except OSError:
+        pass  # a file system without locks
+
+
 def start(args):
     """Join the other processes of torchrun, if any, then open or make the run's folder -> Run."""
     if not dist.is_initialized():
@@ -131,7 +144,8 @@ class Run:
             shutil.rmtree(self.dir / "state", ignore_errors=True)  # of a run killed after its very last write
             raise SystemExit(f"{self.dir} is a finished run: choose another --name or --seed, or delete the folder.")
         config, now = self.dir / "config.json", asdict(args) | {"nproc_per_node": self.world}
-        files = {p: Path(p).read_bytes() for p in [args.pool, *args.eval.split(",")] if Path(p).is_file()}
+        settings = [f"{args.model}/{x}.json" for x in ("preprocessor_config", "tokenizer", "config")]
+        files = {p: Path(p).read_bytes() for p in [args.pool, *args.eval.split(","), *settings] if Path(p).is_file()}
         hashes = {p: hashlib.sha256(x).hexdigest() for p, x in files.items()}
         if (self.dir / "state").exists() and config.exists():
             was = json.loads(config.read_text())
@@ -152,6 +166,7 @@ class Run:
                          transformers=transformers.__version__)  # fmt: skip
             try:
                 self.dir.mkdir(parents=True, exist_ok=True)
+                lock_folder(self.dir)
                 write_text(config, json.dumps(facts, indent=1))
             except OSError as error:
                 raise SystemExit(f"Can't write to {self.dir} ({error.strerror}): choose another --runs.") from None

@@ -293,6 +293,19 @@ def refused(args, *words):
     return True
 
 
+def test_a_run_that_is_still_going_is_refused_to_a_second_process(make_args):
+    args = make_args(steps=1)
+    folder(args).mkdir(parents=True)
+    hold = (
+        "import common, pathlib, sys; common.lock_folder(pathlib.Path(sys.argv[1])); print('held', flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", hold, folder(args)], stdin=-1, stdout=-1, cwd=ROOT) as first:
+        assert first.stdout.readline() == b"held\n"
+        assert refused(args, "grpo-s0", "still going", "--name")
+        first.communicate(b"\n")
+    grpo.main(args)
+
+
 def test_the_name_of_a_finished_run_is_refused(make_args):
     args = make_args(steps=1)
     grpo.main(args)
