@@ -37,8 +37,8 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
@@ -56,6 +56,7 @@ TOY = dict(
     eval="data/toy/sparse.jsonl,data/toy/cross.jsonl,data/toy/old.jsonl,data/toy/easy.jsonl",
     problems=8, max_new_tokens=56, max_pixels=84 * 84, steps=150, lr=5e-5, warmup=1, weight_decay=0.0,
     minibatches=1, micro_batch=64, checkpointing=0, eval_size=50, teacher="data/toy/teacher",
+    critic_lr=3e-4, value_steps=200, lambda_floor=0.95,
 )  # fmt: skip
 
 
@@ -109,7 +110,8 @@ def start(args):
 
 
 POSITIVE = ("problems", "warmup", "save_every", "patience", "minibatches", "micro_batch", "eval_size", "max_new_tokens",
-            "temperature")  # fmt: skip
+            "temperature", "value_steps")  # fmt: skip
+CHOICES = dict(gates=("stop", "warn", "off"), critic_loss=("mse", "hlgauss"))
 FREE = ("gates", "patience", "save_every")  # flags that change no weight and may differ when a run is resumed
 
 
@@ -133,13 +135,14 @@ class Run:
                 f"--group {args.group}: advantages compare the answers of a group, so it takes two or more."
             )
         for k in POSITIVE:
-            if vars(args)[k] <= 0:
+            if vars(args).get(k, 1) <= 0:
                 raise SystemExit(f"--{k.replace('_', '-')} {vars(args)[k]} has to be above 0.")
         if args.problems // self.world * args.group % args.minibatches:
             raise SystemExit(f"--minibatches {args.minibatches} does not divide the {args.problems // self.world} x "
                              f"{args.group} answers of a process: then there would be fewer updates.")  # fmt: skip
-        if args.gates not in ("stop", "warn", "off"):
-            raise SystemExit(f"--gates {args.gates} is none of stop, warn and off.")
+        for k, words in CHOICES.items():
+            if (word := vars(args).get(k, words[0])) not in words:
+                raise SystemExit(f"--{k.replace('_', '-')} {word} is none of {', '.join(words[:-1])} and {words[-1]}.")
         if (self.dir / "outputs.jsonl").exists():
             shutil.rmtree(self.dir / "state", ignore_errors=True)  # of a run killed after its very last write
             raise SystemExit(f"{self.dir} is a finished run: choose another --name or --seed, or delete the folder.")
@@ -187,9 +190,10 @@ class Run:
         return x
 
     def mean(self, values):
-        """{name: number or tensor} -> {name: float}, each the mean of its elements and then over ranks."""
-        means = [torch.as_tensor(v, dtype=torch.float64, device=self.device).mean() for v in values.values()]
-        return dict(zip(values, (self.sum(torch.stack(means)) / self.world).tolist(), strict=True))
+        """{name: number or tensor} -> {name: float}, each the mean of its elements and then over ranks. Lists pass."""
+        means = {k: torch.as_tensor(v, dtype=torch.float64, device=self.device).mean() for k, v in values.items()
+                 if not isinstance(v, list)}  # fmt: skip
+        return values | dict(zip(means, (self.sum(torch.stack([*means.values()])) / self.world).tolist(), strict=True))
 
     def lap(self, name):
         """The time since the last lap belongs to the stage `name`."""
@@ -217,6 +221,19 @@ class Run:
         if dead and dead % self.args.patience == 0:
             tqdm.write(f"WARNING {self.dir.name}: no group held right and wrong answers for {dead} steps, so reward "
                        "gave no gradient: the pool is too hard (or too easy) for this arm as it is.")  # fmt: skip
+
+    def note(self, step, **values):
+        """A step of value pretraining, none of the run's own -> a line of pretraining.jsonl, and a progress line."""
+        row = {"step": step} | self.mean(values)
+        if self.rank:
+            return
+        if step == 0:
+            write_text(self.dir / "pretraining.jsonl", "")
+            self.fit_bar = tqdm(total=self.args.value_steps, desc=f"{self.dir.name}: value pretraining", unit="step")
+        append_jsonl(self.dir / "pretraining.jsonl", row)
+        self.fit_bar.set_postfix_str(f"V {row['value_start']:.3f} to {row['value_end']:.3f}, "
+                                     f"explained {row.get('explained_variance', 0):.0%}")  # fmt: skip
+        self.fit_bar.update()
 
     def show(self, step, batch, problems, reward, adv):
         """Every 20 steps, the first group in readable form -> rollouts.jsonl. Read this file first."""
@@ -247,7 +264,7 @@ class Run:
         dist.barrier()
 
     def resume(self, *pairs):
-        """Load the newest whole state, if there is one, and cut the logs back to it. Sets `step`."""
+        """Load the newest whole state and cut the logs back to it. Sets `step` -> whether there was a state."""
         states = sorted(p for p in (self.dir / "state").glob("*") if p.suffix != ".new")
         if states:
             self.step = int(states[-1].name)
@@ -265,9 +282,10 @@ class Run:
                 kept = [x for x in whole if json.loads(x)["step"] < self.step]
                 write_text(log, "".join(x + "\n" for x in kept))
                 self.last_mixed = max([self.last_mixed] + [r["step"] for r in map(json.loads, kept) if r.get("mixed")])
-            if self.step:
+            if states:
                 print(f"{self.dir}: resuming at step {self.step}", flush=True)
         dist.barrier()
+        return bool(states)
 
 
 def _local(t):
@@ -278,6 +296,7 @@ def _state(pairs):
     """{name: tensor} of the trained weights and their moments, for each (module, optimizer) pair."""
     state = {}
     for i, (module, optimizer) in enumerate(pairs):
+        reshard(module)
         for name, p in module.named_parameters():
             if p.requires_grad:
                 state |= {f"{i}.{name}": p} | {f"{i}.{name}.{k}": v for k, v in optimizer.state[p].items()}
@@ -316,18 +335,48 @@ class Policy(torch.nn.Module):
 
     def forward(self, batch, temperature):
         """Log-probs of the response tokens under softmax(logits / temperature): Batch -> (b, T), 0 at padding."""
-        embeds = embed(self.model, batch.ids, batch.image, batch.pixels, batch.grid)
-        states = self.model.model.language_model(
-            inputs_embeds=embeds, attention_mask=batch.attention, position_ids=batch.positions, use_cache=False
-        ).last_hidden_state  # (b, S, hidden)
-        real, T = batch.mask + batch.forced > 0, batch.mask.shape[1]
-        states, targets = states[:, -T - 1 : -1][real], batch.ids[:, -T:][real]  # column t - 1 predicts token t
-        head = self.model.lm_head.weight
+        states, real = predicting(self.model.model, batch)
+        targets, head = batch.ids[:, -real.shape[1] :][real], self.model.lm_head.weight
         logp = [
             checkpoint(token_logp, x, head, y, self.banned, temperature, use_reentrant=False)
             for x, y in zip(states.split(2048), targets.split(2048), strict=True)  # (b, S, V) never exists at once
         ]
         return torch.zeros_like(batch.mask).masked_scatter(real, torch.cat(logp))
+
+
+class Critic(torch.nn.Module):
+    """A second copy of the policy's network, image included, with a linear fp32 head on the final hidden state.
+
+    Like a logit, an output is read where its token is predicted: before it, never from it.
+    """
+
+    def __init__(self, model, outputs):
+        super().__init__()
+        self.model, self.head = model.model, torch.nn.Linear(model.config.text_config.hidden_size, outputs)
+        for p in self.head.parameters():
+            torch.nn.init.zeros_(p)
+
+    def forward(self, batch):
+        """Batch -> (b, T, K) in fp32, 0 at padding."""
+        states, real = predicting(self.model, batch)
+        output = self.head(states.float())
+        return output.new_zeros(*real.shape, output.shape[-1]).masked_scatter(real[..., None], output)
+
+    @torch.no_grad()
+    def start_at(self, bias):
+        """Give the head, whose weights are 0, this bias: (K,)."""
+        old = self.head.bias
+        old.copy_(distribute_tensor(bias.to(old.device), old.device_mesh, old.placements))
+
+
+def predicting(model, batch):
+    """Final hidden states that predict the n real response tokens -> (n, hidden), and where those are, (b, T)."""
+    states = model.language_model(
+        inputs_embeds=embed(model, batch.ids, batch.image, batch.pixels, batch.grid),
+        attention_mask=batch.attention, position_ids=batch.positions, use_cache=False,
+    ).last_hidden_state  # (b, S, hidden)  # fmt: skip
+    real, T = batch.mask + batch.forced > 0, batch.mask.shape[1]
+    return states[:, -T - 1 : -1][real], real  # column t - 1 predicts token t
 
 
 def next_logits(hidden, head, banned, temperature):
@@ -347,7 +396,7 @@ def embed(model, ids, image, pixels, grid):
     image: (b,) index into the lists pixels and grid; rows of a group share one.
     """
     embeds = model.get_input_embeddings()(ids)
-    features = model.model.get_image_features(torch.cat(pixels), torch.cat(grid)).pooler_output
+    features = model.get_image_features(torch.cat(pixels), torch.cat(grid)).pooler_output
     features = torch.cat([features[i] for i in image.tolist()]).to(embeds.dtype)
     return embeds.masked_scatter((ids == model.config.image_token_id)[..., None], features)
 
@@ -357,16 +406,56 @@ def load_policy(path, args, run):
 
     FSDP averages gradients over ranks: an arm's loss carries `* run.world`.
     """
+    sampler = load_model(path, run.dtype).to(run.device).eval().requires_grad_(False)  # its rotary tables stay fp32
+    return shard(Policy(load_trained(path, args), sampler, AutoTokenizer.from_pretrained(path)), run.dtype, run)
+
+
+def load_critic(path, outputs, args, run, weights=None):
+    """The network of the policy at `path` under a head of `outputs`, all 0, sharded likewise -> Critic.
+
+    weights: a critic.safetensors of `save_critic` to take all weights from. The head computes in fp32, too.
+    """
+    critic = Critic(load_trained(path, args), outputs)
+    if weights:
+        critic.load_state_dict(load_file(weights))
+    shard(critic.head, torch.float32, run)
+    return shard(critic, run.dtype, run)
+
+
+def load_trained(path, args):
     model = load_model(path, torch.float32)
     model.model.visual.requires_grad_(not args.freeze_vision)
-    sampler = load_model(path, run.dtype).to(run.device).eval().requires_grad_(False)  # its rotary tables stay fp32
     if args.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    policy = Policy(model, sampler, AutoTokenizer.from_pretrained(path)).to(run.device).train()
-    compute = None if run.dtype == torch.float32 else run.dtype
+    return model
+
+
+def shard(module, dtype, run):
+    """fp32 weights over all ranks as one FSDP unit that computes in dtype and averages gradients in fp32."""
     mesh = init_device_mesh(run.device.type, (run.world,))
+    compute = None if dtype == torch.float32 else dtype
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    return fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    return fully_shard(module.to(run.device).train(), mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+
+
+def reshard(module):
+    """Put the shards of the fp32 weights back in their places: a forward without a backward leaves whole copies."""
+    for unit in module.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()
+
+
+def save_critic(critic, run):
+    """All weights of the critic, in fp32, as critic.safetensors in the run's folder, which `load_critic` reads."""
+    reshard(critic)
+    whole, path = {}, run.dir / "critic.safetensors"
+    for name, p in critic.named_parameters():
+        full = p.full_tensor()  # all ranks together
+        whole |= {} if run.rank else {name: full.detach().cpu()}
+    if run.rank == 0:
+        save_file(whole, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+    dist.barrier()
 
 
 @torch.no_grad()
@@ -639,12 +728,13 @@ def left_pad(rows, width, value=0):
 
 
 @torch.no_grad()
-def sample(policy, processor, problems, args, run, prefix=None, greedy=False):
+def sample(policy, processor, problems, args, run, prefix=None, greedy=False, answers=None):
     """Answers to B problems, each `args.group` times in a row -> Batch. All ranks call it together.
 
     prefix: B lists of token ids that the answers begin with (equal within a group), or None. The other tokens are drawn
     from softmax(logits / temperature) over the V tokens: no top-k, no top-p, no penalty, and the model's own generation
     settings are never read. A prompt runs once; its keys and values are shared out to the group.
+    answers: B lists of token ids that an earlier call sampled. Then nothing is drawn, and their `logp` is 0.
     """
     refresh(policy)
     model, group, new, device = policy.sampler, args.group, args.max_new_tokens, run.device
@@ -661,7 +751,7 @@ def sample(policy, processor, problems, args, run, prefix=None, greedy=False):
         x[:, len(p.ids) :] = p.positions.max() + 1 + torch.arange(x.shape[1] - len(p.ids))
     positions = left_pad(places, width).transpose(0, 1).to(device)  # (3, problems, width)
     pixels, grid = [p.pixels.to(device) for p in prompts], [p.grid.to(device) for p in prompts]
-    embeds = embed(model, ids, torch.arange(len(prompts)), pixels, grid)
+    embeds = embed(model.model, ids, torch.arange(len(prompts)), pixels, grid)
     out = model.model.language_model(
         inputs_embeds=embeds, attention_mask=attention, position_ids=positions, use_cache=True
     )
@@ -679,7 +769,9 @@ def sample(policy, processor, problems, args, run, prefix=None, greedy=False):
     tokens, logp = torch.full((B, new), policy.eos[1], device=device), torch.zeros(B, new, device=device)
     live, done = torch.arange(B, device=device), torch.zeros(B, dtype=torch.bool, device=device)
     place, valid = positions[0, :, -1] + 1, F.pad(attention, (0, new), value=True)
-    for t in range(new):
+    for row, answer in zip(tokens, answers or [], strict=False):
+        row[: len(answer)] = torch.tensor(answer)
+    for t in range(0 if answers else new):
         logits = next_logits(hidden, model.lm_head.weight, policy.banned, args.temperature)  # (rows, V)
         noise = 0 if greedy else -torch.empty_like(logits).exponential_().clamp_min_(1e-30).log_()
         token = (logits + noise).argmax(-1)  # Gumbel-max: a draw from the softmax
@@ -696,8 +788,8 @@ def sample(policy, processor, problems, args, run, prefix=None, greedy=False):
             hidden = decode(model.model.language_model, token, place + t, width + t, cache, valid)
 
     # assemble: the last T columns are the responses
-    ends = torch.isin(tokens[:, : t + 1], eos)
-    length = torch.where(ends.any(1), ends.int().argmax(1) + 1, t + 1)  # (B,) the end token counts
+    ends = torch.isin(tokens, eos)
+    length = torch.where(ends.any(1), ends.int().argmax(1) + 1, new)  # (B,) the end token counts
     longest, steps = max(map(len, forced)), torch.arange(length.max(), device=device)
     sampled = steps < length[:, None]
     given = left_pad([torch.ones(len(f), device=device) for f in forced], longest)
@@ -743,14 +835,17 @@ def token_logps(policy, batch, rows, args):
     return F.pad(logp, (0, batch.mask.shape[1] - logp.shape[1]))
 
 
+def token_values(critic, batch, rows, args):
+    """The critic's K outputs before each response token of `rows`, with gradient -> (b, T, K); 0 at padding."""
+    outputs = critic(batch[rows])
+    return F.pad(outputs, (0, 0, 0, batch.mask.shape[1] - outputs.shape[1]))
+
+
 @torch.no_grad()
-def score(policy, batch, args):
-    """`token_logps` of the whole batch without gradient -> (B, T), cut as the update cuts it: the first ratio is 1."""
-    logp = torch.zeros_like(batch.logp)
-    for minibatch in torch.arange(len(logp)).chunk(args.minibatches):
-        for rows in minibatch.split(args.micro_batch):
-            logp[rows] = token_logps(policy, batch, rows, args)
-    return logp
+def score(model, batch, args, read=token_logps):
+    """`read` of the whole batch without gradient -> (B, T, ...), cut as the update cuts it: the first ratio is 1."""
+    cuts = [m.split(args.micro_batch) for m in torch.arange(len(batch.mask)).chunk(args.minibatches)]
+    return torch.cat([read(model, batch, rows, args) for cut in cuts for rows in cut])
 
 
 # ---------------------------------------------------------------------------------------------------------- 7 reward
@@ -794,6 +889,61 @@ def term_norms(step, policy, optimizer, batch, old_logp, adv, policy_loss, args,
     return norms
 
 
+def masked_std(x, mask, run):
+    """Standard deviation of x over the real tokens of all ranks."""
+    n, total, square = run.sum(torch.stack([mask, x * mask, x * x * mask]).double().sum((1, 2)))
+    return (square / n - (total / n) ** 2).clamp(min=0).sqrt().float()
+
+
+def moments(value, target, mask, run):
+    """Sums over the real tokens of all ranks -> count, target, target^2, error, error^2; error is target - value."""
+    terms = torch.stack([mask, target, target**2, target - value, (target - value) ** 2]).double()
+    return run.sum((terms * mask).sum((1, 2)))
+
+
+def explained_variance(sums):
+    """1 - Var(R - V) / Var(R) over the tokens of all these `moments`; nan where the returns R are all equal."""
+    n, target, targets, error, errors = sum(sums).tolist()
+    spread = targets / n - (target / n) ** 2
+    return 1 - (errors / n - (error / n) ** 2) / spread if spread > 1e-9 else math.nan
+
+
+CALIBRATION = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # the log tells eight bins of V apart, which these numbers part
+
+
+def critic_stats(value, target, mask, run):
+    """What a critic arm logs of its values: explained variance, where there is variance; V before the first, the middle
+    and the last token; and `calibration`: how many tokens are in each bin of V, the sum of their V, of their returns.
+    """
+    length, at = mask.sum(1).long(), lambda i: value.gather(1, i[:, None])
+    bins = [torch.bucketize(value, value.new_tensor(CALIBRATION))[mask > 0], None, len(CALIBRATION) + 1]
+    sums = [torch.bincount(bins[0], x[mask > 0].double(), bins[2]) for x in (mask, value, target)]
+    stats = dict(value_start=value[:, 0], value_middle=at(length // 2), value_end=at(length - 1),
+                 calibration=[[round(x, 3) for x in row] for row in run.sum(torch.stack(sums)).tolist()])  # fmt: skip
+    explained = explained_variance([moments(value, target, mask, run)])
+    return stats if math.isnan(explained) else stats | {"explained_variance": explained}
+
+
+def fit_critic(critic, optimizer, critic_loss, batch, value, target, args, run):
+    """One pass over a batch towards the targets, cut as the policy's update is -> what to log of it and of the values.
+
+    value, target: (B, T). critic_loss: outputs (b, T, K), value and target (b, T) -> loss of each token, where clipped.
+    """
+    sums = 0.0
+    for minibatch in torch.arange(len(value)).chunk(args.minibatches):
+        optimizer.zero_grad()
+        tokens = run.sum(batch.mask[minibatch].sum())  # of all ranks
+        for rows in minibatch.split(args.micro_batch):
+            loss = critic_loss(token_values(critic, batch, rows, args), value[rows], target[rows], args)
+            loss, clipped = ((x * batch.mask[rows]).sum() / tokens * run.world for x in loss)
+            loss.backward()
+            sums += torch.stack([loss.detach(), clipped, torch.zeros_like(clipped)])
+        sums[2] += clip_gradient(critic, args.max_grad_norm)
+        optimizer.step()
+    fitted = zip(("critic_loss", "value_clipped", "critic_grad_norm"), sums / args.minibatches, strict=True)
+    return critic_stats(value, target, batch.mask, run) | dict(fitted)
+
+
 def reward(batch, problems):
     """Strict {0, 1} reward (B,) and the grades behind it, a list of B words. Reads sampled text only.
 
@@ -814,6 +964,52 @@ def rollout_stats(batch, reward, grades, args):
         distinct=sum(len(set(x)) for x in zip(*texts, strict=True)) / len(grades), tokens=batch.mask.sum(),
         length=batch.mask.sum(1), truncated=(~batch.finished).double(),
     )  # fmt: skip
+
+
+def stored_rollouts(policy, processor, pool, args, run):
+    """`value_steps` rollout batches of the untrained policy, which all runs of one model, pool, seed and sampling share
+    -> share of right answers, iterator of (batch, reward).
+
+    They lie beside the run folders in rollouts-<hash of all these>, a whole file a step, of any number of processes.
+    What a killed or another run has left there is used, what is missing is sampled first.
+    """
+    sampling = ("model", "instruction", "seed", "problems", "group", "temperature", "max_new_tokens", "max_pixels")
+    facts = {k: vars(args)[k] for k in sampling}
+    facts["pool"] = hashlib.sha256(Path(args.pool).read_bytes()).hexdigest()
+    facts["weights"] = sum(p.view(torch.int16).sum(dtype=torch.int64).item() for p in policy.sampler.parameters())
+    folder = run.dir.parent / f"rollouts-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]}"
+    paths = [folder / f"{step:06d}.jsonl" for step in range(args.value_steps)]
+    for step, path in enumerate(tqdm(paths, f"{run.dir.name}: rollouts to learn V from", disable=run.rank > 0)):
+        if run.sum(torch.tensor(float(path.exists()), device=run.device)) == run.world:
+            continue
+        run.begin("stored rollouts", step)
+        problems = next_problems(pool, step, args, run)
+        batch = sample(policy, processor, problems, args, run)
+        rewards, ids = reward(batch, problems)[0].tolist(), batch.ids[:, -batch.mask.shape[1] :]
+        rows = [
+            dict(id=p["id"], reward=rewards[i], sampled=batch.text[i], ids=ids[i][batch.mask[i] > 0].tolist())
+            for i, p in enumerate(problems)
+        ]
+        dist.all_gather_object(every := [None] * run.world, rows)
+        if run.rank == 0:
+            folder.mkdir(exist_ok=True)
+            places = range(args.problems * args.group)  # problem by problem, each of which is with rank i % world
+            spread = [divmod(k // args.group, run.world) + (k % args.group,) for k in places]
+            rows = [every[rank][i * args.group + j] for i, rank, j in spread]
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+            for final, text in ((folder / "settings.json", json.dumps(facts, indent=1)), (path, "".join(lines))):
+                write_text(folder / run.dir.name, text)  # a name of its own: another run may be at the same step
+                (folder / run.dir.name).replace(final)
+        dist.barrier()
+
+    def replay(step, path):
+        problems, rows = next_problems(pool, step, args, run), read_jsonl(path)
+        mine = [rows[i * args.group + j] for i in range(run.rank, args.problems, run.world) for j in range(args.group)]
+        batch = sample(policy, processor, problems, args, run, answers=[row["ids"] for row in mine])
+        return batch, torch.tensor([row["reward"] for row in mine], device=run.device)
+
+    right = [row["reward"] for path in paths for row in read_jsonl(path)]
+    return sum(right) / len(right), map(replay, range(len(paths)), paths)
 
 
 # ----------------------------------------------------------------------------------------------------------- 8 gates
@@ -916,6 +1112,20 @@ def teacher_gates(teacher, policy, processor, pool, sets, args, run):
         gate("self-teaching", m["self"] < (1e-4 if run.dtype == torch.float32 else 0.3), m["self"],
              f"a student that teaches itself has an advantage of {m['self']:.1e} nats"),
         gate("ceiling", True, max(right.values(), default=0.0), f"the teacher, greedy: {ceiling}; KL {m['kl']:.2f}"),
+    ]  # fmt: skip
+
+
+def critic_gates(rate, seen, window):
+    """What the critic arms check after value pretraining, from the `moments` of each of its steps: V at its start, and
+    that in its last steps the critic knew more than a constant, of rollouts on which it had not been trained yet.
+    """
+    n, target, _, error, _ = seen[0].tolist()
+    start, explained = (target - error) / n, explained_variance(seen[-window:])
+    return [
+        gate("value at start", abs(start - rate) < 0.005, start,
+             f"V is {start:.4f}; {rate:.4f} of the stored rollouts are right (paper: 3.6%)"),
+        gate("critic", explained > 0, "" if math.isnan(explained) else explained,
+             f"after {len(seen)} steps it explains {explained:.1%} of the variance of unseen returns, a constant 0%"),
     ]  # fmt: skip
 
 
