@@ -17,8 +17,10 @@ opd = opd.py --name opd --mix pure
 opd-annealed = opd.py --name opd-annealed --mix annealed
 opd-gated = opd.py --name opd-gated --mix gated
 reopd = reopd.py
+vapo = vapo.py --name vapo --critic-loss mse
+vapohl = vapo.py --name vapohl --critic-loss hlgauss
 stack = stack.py
-ALL = base grpo hintonly uft001 uft002 opd opd-annealed opd-gated reopd stack
+ALL = base grpo hintonly uft001 uft002 opd opd-annealed opd-gated reopd vapo vapohl stack
 
 toy: data/toy/images/ready
 	@$(MAKE) --no-print-directory -j$(JOBS) $(patsubst %,$(RUNS)/%-s0/outputs.jsonl,$(if $(filter all,$(ARMS)),$(ALL),$(ARMS)))

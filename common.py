@@ -269,10 +269,6 @@ class Run:
         if states:
             self.step = int(states[-1].name)
             saved = load_file(states[-1] / f"rank{self.rank}.safetensors")
-            for _, optimizer in pairs:  # AdamW makes its moments on the first step: make them here, then fill them
-                for p in optimizer.param_groups[0]["params"]:
-                    zeros = (torch.zeros(()), torch.zeros_like(p), torch.zeros_like(p))
-                    optimizer.state[p] = dict(zip(("step", "exp_avg", "exp_avg_sq"), zeros, strict=True))
             with torch.no_grad():
                 for name, t in _state(pairs).items():
                     _local(t).copy_(saved[name])
@@ -299,6 +295,9 @@ def _state(pairs):
         reshard(module)
         for name, p in module.named_parameters():
             if p.requires_grad:
+                if not optimizer.state[p]:  # AdamW makes its moments on the first step, alike
+                    zeros = (torch.zeros(()), torch.zeros_like(p), torch.zeros_like(p))
+                    optimizer.state[p] = dict(zip(("step", "exp_avg", "exp_avg_sq"), zeros, strict=True))
                 state |= {f"{i}.{name}": p} | {f"{i}.{name}.{k}": v for k, v in optimizer.state[p].items()}
     return state
 

@@ -128,7 +128,8 @@ def make_args(world, tmp_path_factory):
             model=str(world / "student"), pool=str(world / "train.jsonl"), runs=str(tmp_path_factory.mktemp("runs")),
             eval=f"{world / 'sparse.jsonl'},{world / 'old.jsonl'}",
         )  # fmt: skip
-        prior = {f.name: str(world / "student") for f in fields(arm.Args) if f.name == "teacher"}
+        small = dict(teacher=str(world / "student"), value_steps=3, critic_lr=1e-3)
+        prior = {f.name: small[f.name] for f in fields(arm.Args) if f.name in small}
         return replace(arm.Args(), **(places | prior | TINY | overrides))
 
     return make

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import common
 import grpo
+import vapo
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
@@ -185,3 +186,85 @@ def test_the_command_line_of_the_readme_runs_to_its_end(make_args):
     args = make_args(steps=1)
     launch(*TORCHRUN, ROOT / "grpo.py", *(x for k, v in asdict(args).items() for x in (f"--{k.replace('_', '-')}", v)))
     assert len(common.read_jsonl(Path(args.runs) / "grpo-s0" / "outputs.jsonl")) == 10
+
+
+# Both critics taught on answers that lie in one folder, by one process or by two; then a critic arm's training by two,
+# whole and broken off before its second and its third step.
+CRITIC = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+sys.path.insert(0, sys.argv[1])
+import common, conftest, vapo
+
+args, out = vapo.Args(**json.loads(Path(sys.argv[2]).read_text())), Path(sys.argv[2]).parent
+clip, begin = common.clip_gradient, common.Run.begin
+common.reward = conftest.alternate
+
+def watched(critic, max_norm):
+    names = [(n, p) for n, p in critic.named_parameters() if p.requires_grad]
+    gradients.update({f"{len(gradients) // len(names)} {n}": p.grad.full_tensor().clone() for n, p in names})
+    return clip(critic, max_norm)
+
+def fails(run, *key):
+    if key == (stop,):
+        raise RuntimeError("a failure on purpose")
+    begin(run, *key)
+
+common.clip_gradient = watched
+for loss in ("mse", "hlgauss"):
+    gradients = {}
+    vapo.main(replace(args, name=f"{loss}{sys.argv[3]}", critic_loss=loss))
+    if torch.distributed.get_rank() == 0:
+        save_file(gradients, out / f"{loss}{sys.argv[3]}.safetensors")
+common.clip_gradient, more = clip, replace(args, steps=3, save_every=2, lr=1e-3)
+if sys.argv[3] == "2":
+    vapo.main(replace(more, name="whole"))
+    common.Run.begin = fails
+    for stop in (1, 2):
+        try:
+            vapo.main(replace(more, name="broken"))
+        except RuntimeError:
+            assert len({p.name for p in out.glob("broken-s0/state/*/*")}) == 2
+    common.Run.begin = begin
+    vapo.main(replace(more, name="broken"))
+"""
+
+
+@pytest.fixture(scope="module")
+def critics(make_args, tmp_path_factory):
+    """The script under two processes, which store the answers, then under one, which finds them -> the folder."""
+    out = tmp_path_factory.mktemp("critics")
+    (out / "script.py").write_text(CRITIC)
+    (out / "args.json").write_text(
+        json.dumps(asdict(make_args(vapo, steps=0, runs=str(out), max_new_tokens=12, eval="")))
+    )
+    for world, start in ((2, TORCHRUN), (1, [sys.executable])):
+        launch(*start, out / "script.py", ROOT / "tests", out / "args.json", world)
+    return out
+
+
+@pytest.mark.parametrize("loss", ["mse", "hlgauss"])
+def test_two_processes_teach_the_critic_with_the_gradients_of_one(critics, loss):
+    assert len(list(critics.glob("rollouts-*"))) == 1
+    one, two = (load_file(critics / f"{loss}{w}.safetensors") for w in (1, 2))
+    assert one.keys() == two.keys() and {k.split()[0] for k in one} == set("012345")  # two minibatches a step
+    for name, gradient in one.items():
+        assert gradient.any() or name[0] == "0" and "head" not in name  # the trunk has none while the head is 0
+        assert close(two[name], gradient, 2e-4 * gradient.abs().max().item() + 1e-9), name
+    logs = [common.read_jsonl(critics / f"{loss}{w}-s0" / "pretraining.jsonl") for w in (1, 2)]
+    for a, b in zip(*logs, strict=True):
+        del a["calibration"], b["calibration"]
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-6)
+    weights = [load_file(critics / f"{loss}{w}-s0" / "critic.safetensors") for w in (1, 2)]
+    assert all(close(x, weights[1][n], 1e-4) for n, x in weights[0].items())
+
+
+def test_a_critic_arm_of_two_processes_that_broke_off_twice_ends_as_if_nothing_had_happened(critics):
+    broken, whole = critics / "broken-s0", critics / "whole-s0"
+    assert steps(broken) == steps(whole) and len(steps(whole)) == 3
+    for name in ("checkpoint/model.safetensors", "critic.safetensors", "rollouts.jsonl", "pretraining.jsonl"):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes()
+    assert not (broken / "state").exists()
