@@ -1132,8 +1132,10 @@ def report_gates(gates, args, run, when="before training"):
     """Print the gates, file them in gates.json, and stop where one failed (--gates stop|warn|off)."""
     if run.rank == 0:
         path = run.dir / "gates.json"
-        others = [g for g in json.loads(path.read_text())["gates"] if g["when"] != when] if path.exists() else []
-        write_text(path, json.dumps({"gates": others + [g | {"when": when} for g in gates]}, indent=1))
+        filed = json.loads(path.read_text())["gates"] if path.exists() else []
+        filed += [g | {"when": when} for g in gates]
+        filed = {(g["when"], g["name"]): g for g in filed}  # one that is checked again keeps its place
+        write_text(path, json.dumps({"gates": [*filed.values()]}, indent=1))
         print(
             f"{run.dir}: gates {when}",
             *(f"  {g['verdict']}  {g['name']}: {g['text']}" for g in gates),

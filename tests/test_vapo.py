@@ -33,7 +33,7 @@ def lines(args, name="metrics.jsonl"):
     return [{k: v for k, v in x.items() if "second" not in k} for x in common.read_jsonl(folder(args) / name)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_args(make_args):
     """The tiny world's, without its last answers, which cost time and are tested in test_arms.py."""
     return lambda *arm, **flags: make_args(*arm, **(dict(eval="") | flags))
