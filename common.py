@@ -22,7 +22,8 @@ import time
 from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
+from inspect import signature
 from itertools import accumulate
 from pathlib import Path
 
@@ -39,11 +40,21 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoTokenizer,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
 
+torch._dynamo.config.recompile_limit = 64  # a graph for each number of rows
 torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN plans every new shape anew: 10x slower where lengths vary
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -305,14 +316,44 @@ def _state(pairs):
 # ---------------------------------------------------------------------------------------------------------- 3 models
 
 
+CAUSAL = {"window_size": (-1, 0)} if "window_size" in signature(varlen_attn).parameters else {"is_causal": True}
+
+
+def packed_attention(
+    module, q, k, v, attention_mask, scaling, cu_seq_lens_q=None, max_length_q=None, is_causal=True, **others
+):
+    """Attention within each of the sequences laid end to end: (1, heads, N, head) x 3 -> (1, N, heads, head), None.
+
+    `cu_seq_lens_q` holds their bounds, (sequences + 1,); without them it is the library's own attention.
+    """
+    if cu_seq_lens_q is None:
+        return sdpa_attention_forward(module, q, k, v, attention_mask, scaling=scaling, **others)
+    if q.is_cuda and q.dtype != torch.float32:
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        bounds = cu_seq_lens_q.int()
+        kind = CAUSAL if is_causal else {}
+        return varlen_attn(q, k, v, bounds, bounds, max_length_q, max_length_q, scale=scaling, **kind)[None], None
+    parts = zip(*(x.split(cu_seq_lens_q.diff().tolist(), 2) for x in (q, k, v)), strict=True)
+    attend = partial(F.scaled_dot_product_attention, scale=scaling, is_causal=is_causal, enable_gqa=True)
+    return torch.cat([attend(*part) for part in parts], 2).transpose(1, 2), None
+
+
+for name in ("packed", "flash_packed"):
+    AttentionInterface.register(name, packed_attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
 def load_model(path, dtype):
     """A published checkpoint, from a folder or by its hub name, in plain transformers."""
     try:
-        return Qwen2VLForConditionalGeneration.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+        model = Qwen2VLForConditionalGeneration.from_pretrained(path, dtype=dtype, attn_implementation="packed")
     except OSError as error:
         raise SystemExit(f"The model {path} is neither a folder with a checkpoint nor to be had from the hub "
                          f"({str(error).splitlines()[0]}): pass --model DIR, or try --toy, which needs no download."
                          ) from None  # fmt: skip
+    model.model.visual.config._attn_implementation = "flash_packed"  # by this name it takes all images at once
+    return model
 
 
 class Policy(torch.nn.Module):
@@ -328,9 +369,25 @@ class Policy(torch.nn.Module):
             ["<|im_end|>", "<|endoftext|>"]
         )  # Qwen2-VL ends an answer with either
         special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special and i not in self.eos]
-        banned = torch.zeros(len(tokenizer))  # (V,) the padded tail of the embedding is no token at all
+        banned = torch.zeros(len(model.get_input_embeddings().weight))  # (V,)
+        banned[len(tokenizer) :] = -math.inf  # the padded tail of the embedding is no token at all
         banned[special] = -math.inf  # a sampled <|image_pad|> would crash the next forward
         self.register_buffer("banned", banned, persistent=False)
+        self.__dict__["decoders"] = []
+
+    def decoder(self, rows, columns):
+        """The sampler's decode loop for that many rows and columns at least."""
+        rows = bucket(rows, self.banned.device)
+        columns = -(-columns // 256) * 256
+        had = self.decoders
+        if not had or had[0].rows < rows or had[0].columns < columns:
+            size = [
+                max(new, old)
+                for new, old in zip((rows, columns), (had[0].rows, had[0].columns) if had else (0, 0), strict=True)
+            ]
+            self.decoders[:] = []
+            self.decoders.append(Decoder(self.sampler, self.banned, self.eos, *size))
+        return self.decoders[0]
 
     def forward(self, batch, temperature):
         """Log-probs of the response tokens under softmax(logits / temperature): Batch -> (b, T), 0 at padding."""
@@ -369,18 +426,22 @@ class Critic(torch.nn.Module):
 
 
 def predicting(model, batch):
-    """Final hidden states that predict the n real response tokens -> (n, hidden), and where those are, (b, T)."""
+    """Rows laid end to end, without padding, through the model: Batch -> final hidden states that predict the n
+    response tokens, (n, hidden), and where those are, (b, T)."""
+    real, response = batch.attention, batch.mask + batch.forced > 0
+    bounds = F.pad(real.sum(1).cumsum(0), (1, 0))
     states = model.language_model(
-        inputs_embeds=embed(model, batch.ids, batch.image, batch.pixels, batch.grid),
-        attention_mask=batch.attention, position_ids=batch.positions, use_cache=False,
-    ).last_hidden_state  # (b, S, hidden)  # fmt: skip
-    real, T = batch.mask + batch.forced > 0, batch.mask.shape[1]
-    return states[:, -T - 1 : -1][real], real  # column t - 1 predicts token t
+        inputs_embeds=embed(model, batch.ids[real][None], batch.image, batch.pixels, batch.grid),
+        attention_mask={"full_attention": None}, position_ids=batch.positions[:, real][:, None], use_cache=False,
+        cu_seq_lens_q=bounds, max_length_q=bounds.diff().max().item(),
+    ).last_hidden_state[0]  # (N, hidden)  # fmt: skip
+    at = F.pad(response, (real.shape[1] - response.shape[1], 0))[real].nonzero().squeeze(-1)  # (n,)
+    return states[at - 1], response
 
 
 def next_logits(hidden, head, banned, temperature):
     """(n, hidden) -> (n, V) in fp32, divided by the temperature, -inf at tokens that are never sampled."""
-    return F.linear(hidden, head[: len(banned)]).float() / temperature + banned
+    return F.linear(hidden, head).float() / temperature + banned
 
 
 def token_logp(hidden, head, target, banned, temperature):
@@ -469,7 +530,7 @@ def refresh(policy):
 def load_frozen(path, processor, run):
     """A teacher: frozen, whole on every device in run.dtype, scored and sampled like a policy -> Policy.
 
-    Stops where its tokenizer is not the student's. Its wider, padded vocabulary is cut to the same V tokens.
+    Stops where its tokenizer is not the student's. What pads its wider vocabulary is banned.
     """
     tokenizer = AutoTokenizer.from_pretrained(path)
     ours, theirs = (sorted(t.get_vocab().items(), key=lambda x: x[1]) for t in (processor.tokenizer, tokenizer))
@@ -754,41 +815,22 @@ def sample(policy, processor, problems, args, run, prefix=None, greedy=False, an
     out = model.model.language_model(
         inputs_embeds=embeds, attention_mask=attention, position_ids=positions, use_cache=True
     )
-    share = lambda x, dim=0: x.repeat_interleave(group, dim)
-    ids, attention, positions, hidden = (
-        share(ids),
-        share(attention),
-        share(positions, 1),
-        share(out.last_hidden_state[:, -1]),
-    )
-    cache = [[share(F.pad(x, (0, 0, 0, new))) for x in (c.keys, c.values)] for c in out.past_key_values.layers]
-
-    # decode: a token a row and step; finished rows are dropped now and then
-    B, eos = len(problems), torch.tensor(policy.eos, device=device)
-    tokens, logp = torch.full((B, new), policy.eos[1], device=device), torch.zeros(B, new, device=device)
-    live, done = torch.arange(B, device=device), torch.zeros(B, dtype=torch.bool, device=device)
-    place, valid = positions[0, :, -1] + 1, F.pad(attention, (0, new), value=True)
-    for row, answer in zip(tokens, answers or [], strict=False):
-        row[: len(answer)] = torch.tensor(answer)
-    for t in range(0 if answers else new):
-        logits = next_logits(hidden, model.lm_head.weight, policy.banned, args.temperature)  # (rows, V)
-        noise = 0 if greedy else -torch.empty_like(logits).exponential_().clamp_min_(1e-30).log_()
-        token = (logits + noise).argmax(-1)  # Gumbel-max: a draw from the softmax
-        tokens[live, t], logp[live, t] = token, logits.gather(-1, token[:, None]).squeeze(-1) - logits.logsumexp(-1)
-        done = done | torch.isin(token, eos)
-        if t % 8 == 7:  # looking at `done` makes the host wait for the device
-            rows = (~done).nonzero().squeeze(-1)
-            if len(rows) == 0:
-                break
-            if len(rows) < len(live):
-                live, done, token, place, valid = (x[rows] for x in (live, done, token, place, valid))
-                cache = [[x[rows] for x in kv] for kv in cache]
-        if t + 1 < new:
-            hidden = decode(model.model.language_model, token, place + t, width + t, cache, valid)
+    # decode: all answers at once
+    if answers:
+        tokens = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(x) for x in answers], batch_first=True, padding_value=policy.eos[1]
+        ).to(device)
+        logp = torch.zeros(tokens.shape, device=device)
+    else:
+        decoder = policy.decoder(len(problems), width + new)
+        decoder.fill(out, attention, positions[0, :, -1] + 1, group)
+        tokens, logp = decoder.run(len(problems), new, args.temperature, greedy)  # (B, steps)
 
     # assemble: the last T columns are the responses
-    ends = torch.isin(tokens, eos)
-    length = torch.where(ends.any(1), ends.int().argmax(1) + 1, new)  # (B,) the end token counts
+    share = lambda x, dim=0: x.repeat_interleave(group, dim)
+    ids, attention, positions = share(ids), share(attention), share(positions, 1)
+    ends = torch.isin(tokens, torch.tensor(policy.eos, device=device))
+    length = torch.where(ends.any(1), ends.int().argmax(1) + 1, tokens.shape[1])  # (B,) the end token counts
     longest, steps = max(map(len, forced)), torch.arange(length.max(), device=device)
     sampled = steps < length[:, None]
     given = left_pad([torch.ones(len(f), device=device) for f in forced], longest)
@@ -799,30 +841,178 @@ def sample(policy, processor, problems, args, run, prefix=None, greedy=False, an
         positions=torch.cat([positions, positions[:, :, -1:] + 1 + steps], 2),
         forced=F.pad(share(given), (0, len(steps))), mask=F.pad(sampled.float(), (longest, 0)),
         logp=F.pad(logp[:, : len(steps)] * sampled, (longest, 0)), finished=ends.any(1),
-        image=torch.arange(B, device=device) // group,
+        image=torch.arange(len(ids), device=device) // group,
         pixels=pixels, grid=grid, hint=read([f for f in forced for _ in range(group)]),
         text=read([x[:n] for x, n in zip(tokens.tolist(), length.tolist(), strict=True)]),
     )  # fmt: skip
 
 
-def decode(lm, token, place, slot, cache, valid):
-    """One token of each of R rows: (R,) ids at M-RoPE positions (R,) -> (R, hidden). Fills column `slot` of the cache.
+class Decoder:
+    """Keys, values and state of up to `rows` answers in flight, kept in place from the first token to the last.
 
-    The query heads that share a key head become its queries, so that keys are read once and never copied.
+    On a GPU each shape of `step` becomes a CUDA graph when it is first met, and the layers of a large model are
+    compiled; a CPU runs `step` as it stands. A reader who doesn't care for speed can read `step` and no more.
     """
-    x = lm.embed_tokens(token)
-    cos, sin = lm.rotary_emb(x, place[:, None].expand(3, -1, 1))  # (R, 1, head)
-    for layer, (keys, values) in zip(lm.layers, cache, strict=True):
-        attn, h = layer.self_attn, layer.input_layernorm(x)
-        heads = (len(token), -1, 1, attn.head_dim)
-        q, k = apply_rotary_pos_emb(attn.q_proj(h).view(heads), attn.k_proj(h).view(heads), cos, sin)
-        keys[:, :, slot], values[:, :, slot] = k.squeeze(2), attn.v_proj(h).view(heads).squeeze(2)
-        q = q.view(len(token), keys.shape[1], -1, attn.head_dim)  # (R, key heads, queries a key head, head)
-        past = slice(0, slot + 1)
-        h = F.scaled_dot_product_attention(q, keys[:, :, past], values[:, :, past], valid[:, None, None, past])
-        x = x + attn.o_proj(h.reshape(len(token), -1))
-        x = x + layer.mlp(layer.post_attention_layernorm(x))
-    return lm.norm(x)
+
+    def __init__(self, model, banned, eos, rows, columns):
+        lm = self.lm = model.model.language_model
+        self.banned, self.head, self.rows, self.columns = banned, model.lm_head.weight, rows, columns
+        self.layers = []
+        for layer in lm.layers:
+            attn, mlp = layer.self_attn, layer.mlp
+            qkv, up = fuse(attn.q_proj, attn.k_proj, attn.v_proj), fuse(mlp.gate_proj, mlp.up_proj)
+            norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+            self.layers.append(((norms[0], *qkv), (attn.o_proj.weight, norms[1], up[0], mlp.down_proj.weight)))
+        cache = (len(lm.layers), rows, attn.num_key_value_heads, columns, attn.head_dim)
+        with torch.device(banned.device):
+            self.keys, self.values = torch.zeros(cache, dtype=model.dtype), torch.zeros(cache, dtype=model.dtype)
+            self.hidden = torch.zeros(rows, lm.config.hidden_size, dtype=model.dtype)  # predicts the next token
+            self.seen = torch.zeros(rows, columns, dtype=torch.bool)  # the columns that hold tokens
+            self.place, self.row = torch.zeros(2, rows, dtype=torch.long)  # next M-RoPE position; whose answer it is
+            self.done = torch.zeros(rows, dtype=torch.bool)
+            self.tokens, self.logp = torch.zeros(rows, columns, dtype=torch.long), torch.zeros(rows, columns)
+            self.t, self.slot = torch.zeros(2, 1, dtype=torch.long)  # tokens drawn; the next column
+            self.eos = torch.tensor(eos)
+        self.graphs, self.seconds = {}, 0.0
+        self.pool = torch.cuda.graph_pool_handle() if banned.is_cuda else None
+        large = banned.is_cuda and sum(p.numel() for p in lm.parameters()) > 1e8
+        self.enter, self.leave, self.draw = (
+            torch.compile(f, dynamic=False) if large else f for f in (enter, leave, draw)
+        )
+
+    def fill(self, prefilled, attention, place, group):
+        """Each of P prefilled prompts for `group` answers: its cache, attention (P, width), next position (P,)."""
+        P, width = attention.shape
+        n = P * group
+        share = lambda x: x.repeat_interleave(group, 0)
+        for keys, values, layer in zip(self.keys, self.values, prefilled.past_key_values.layers, strict=True):
+            keys[:n, :, :width], values[:n, :, :width] = share(layer.keys), share(layer.values)
+        self.seen.zero_()
+        self.seen[:n, :width], self.place[:n] = share(attention), share(place)
+        self.hidden[:n] = share(prefilled.last_hidden_state[:, -1])
+        self.t.zero_(), self.slot.fill_(width), self.done.zero_()
+        self.done[n:] = True  # rows of a graph that no answer needs
+        self.row.copy_(torch.arange(self.rows))
+        self.width = width
+
+    def run(self, B, new, temperature, greedy):
+        """Draw up to `new` tokens for each of B answers -> tokens and their log-probs, (B, steps)."""
+        n = bucket(B, self.banned.device)
+        for t in range(1, new + 1):
+            self.advance(n, self.span(self.width + t), temperature, greedy)
+            if t % 8 == 0:  # looking at `done` makes the host wait for the device
+                live = (~self.done[:n]).sum().item()
+                if live == 0:
+                    break
+                if (m := bucket(live, self.banned.device)) < n:
+                    self.keep(self.done[:n].int().argsort(stable=True)[:m])  # the living first
+                    n = m
+        return self.tokens[:B, :t].clone(), self.logp[:B, :t].clone()
+
+    def step(self, n, columns, temperature, greedy):
+        """Draw a token for each of the first n rows and run it through the model, over `columns` of the cache.
+
+        The query heads that share a key head become its queries, so that keys are read once and never copied.
+        """
+        token, logp = self.draw(self.hidden[:n], self.head, self.banned, temperature, greedy)  # (n,)
+        at = self.row[:n], self.t
+        self.tokens[at], self.logp[at] = token, logp
+        self.done[:n] |= (token[:, None] == self.eos).any(1)
+        self.seen.index_fill_(1, self.slot, True)
+        x = self.lm.embed_tokens(token)
+        seen = torch.zeros(n, 1, 1, columns, dtype=x.dtype, device=x.device)
+        seen = seen.masked_fill(~self.seen[:n, None, None, :columns], -math.inf)
+        cos, sin = self.lm.rotary_emb(x, (self.place[:n] + self.t).expand(3, 1, -1))  # (1, n, head)
+        for (first, last), keys, values in zip(self.layers, self.keys[:, :n], self.values[:, :n], strict=True):
+            q = self.enter(x, *first, self.lm.norm.variance_epsilon, cos[0], sin[0], keys, values, self.slot)
+            h = F.scaled_dot_product_attention(q, keys[:, :, :columns], values[:, :, :columns], seen)
+            x = self.leave(x, h.flatten(1), *last, self.lm.norm.variance_epsilon)
+        self.hidden[:n] = self.lm.norm(x)
+        self.t += 1
+        self.slot += 1
+
+    def keep(self, rows):
+        """Move these rows to the front."""
+        n, width = len(rows), self.slot.item()
+        for x in (self.hidden, self.seen, self.place, self.row, self.done):
+            x[:n] = x[rows]
+        for x in (*self.keys, *self.values):
+            x[:n, :, :width] = x[rows, :, :width]
+
+    def span(self, slots):
+        """Columns that attention reads: all filled ones, on a GPU up to the next multiple of 256."""
+        return min(-(-slots // 256) * 256, self.columns) if self.banned.is_cuda else slots
+
+    def advance(self, *shape):
+        """`step`, on a GPU as a graph."""
+        if not self.banned.is_cuda:
+            return self.step(*shape)
+        if shape not in self.graphs:
+            clock = time.perf_counter()
+            state = self.hidden, self.done, self.tokens, self.logp, self.t, self.slot
+            before, seed, side = [x.clone() for x in state], torch.cuda.get_rng_state(), torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.step(*shape)  # compiles, and makes what a graph can't make
+            torch.cuda.current_stream().wait_stream(side)
+            self.graphs[shape] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graphs[shape], pool=self.pool):
+                self.step(*shape)
+            for x, old in zip(state, before, strict=True):
+                x.copy_(old)
+            torch.cuda.set_rng_state(seed)
+            self.seconds += time.perf_counter() - clock
+        self.graphs[shape].replay()
+
+
+def bucket(n, device):
+    """Rows of the graph that takes n: few shapes on a GPU, exactly n on a CPU."""
+    if device.type == "cpu":
+        return n
+    return next(x for x in (8, 16, 32, 64, 96, 128, -(-n // 64) * 64) if x >= n)
+
+
+def fuse(*linears):
+    """Weight (and bias) of several linear layers as one, of which theirs become views: what is copied into them
+    later reaches it."""
+    fused = []
+    for name in ("weight", "bias"):
+        parts = [vars(x)["_parameters"][name] for x in linears]
+        if parts[0] is not None:
+            fused.append(torch.cat([p.data for p in parts]))
+            for p, view in zip(parts, fused[-1].split([len(p) for p in parts]), strict=True):
+                p.data = view
+    return fused
+
+
+def enter(x, norm, weight, bias, eps, cos, sin, keys, values, slot):
+    """From the residual stream into attention: fills `slot` of the cache -> queries (n, key heads, queries, head)."""
+    n, heads, _, head = keys.shape
+    q, k, v = F.linear(rms_norm(x, norm, eps), weight, bias).view(n, -1, head).split(
+        [weight.shape[0] // head - 2 * heads, heads, heads], 1)  # fmt: skip
+    q, k = apply_rotary_pos_emb(q, k, cos, sin)
+    keys[:, :, slot], values[:, :, slot] = k[:, :, None], v[:, :, None]
+    return q.view(n, heads, -1, head)
+
+
+def leave(x, attended, out, norm, gate_up, down, eps):
+    """From attention back into the residual stream, and through the MLP."""
+    x = x + F.linear(attended, out)
+    gate, up = F.linear(rms_norm(x, norm, eps), gate_up).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, down)
+
+
+def rms_norm(x, weight, eps):
+    wide = x.float()
+    return weight * (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
+
+
+def draw(hidden, head, banned, temperature, greedy):
+    """A token of each row from its softmax, by Gumbel-max, or the likeliest; its log-prob: (n, hidden) -> (n,) x 2."""
+    logits = next_logits(hidden, head, banned, temperature)  # (n, V)
+    noise = 0 if greedy else -torch.empty_like(logits).exponential_().clamp_min_(1e-30).log_()
+    token = (logits + noise).argmax(-1)
+    return token, logits.gather(-1, token[:, None]).squeeze(-1) - logits.logsumexp(-1)
 
 
 # --------------------------------------------------------------------------------------------------------- 6 scoring
@@ -1123,7 +1313,7 @@ def critic_gates(rate, seen, window):
     return [
         gate("value at start", abs(start - rate) < 0.005, start,
              f"V is {start:.4f}; {rate:.4f} of the stored rollouts are right (paper: 3.6%)"),
-        gate("critic", explained > 0, "" if math.isnan(explained) else explained,
+        gate("critic", explained > 1e-3, "" if math.isnan(explained) else explained,
              f"after {len(seen)} steps it explains {explained:.1%} of the variance of unseen returns, a constant 0%"),
     ]  # fmt: skip
 

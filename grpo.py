@@ -35,7 +35,7 @@ class Args:
     clip_low: float = 0.2  # ratio clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2
     minibatches: int = 2  # optimiser steps a rollout batch
-    micro_batch: int = 8  # sequences a forward on one process
+    micro_batch: int = 32  # sequences a forward on one process
     freeze_vision: int = 1
     checkpointing: int = 1  # recompute activations in the backward pass
     # bookkeeping

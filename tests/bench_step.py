@@ -1,14 +1,14 @@
-"""Benchmark, not collected by pytest: where a GRPO step spends its time, and the sampler against stock `generate`.
+"""Benchmark, not collected by pytest: seconds of a GRPO step by stage, and the sampler against stock `generate`; at
+full size also decoding against the memory's speed, training against the chip's, sampler against training forward.
 
-    python tests/bench_step.py                      # the toy, on a CPU or a GPU
-    python tests/bench_step.py --size 2b            # Qwen2-VL-2B's published shape with random weights, on a GPU
+    python tests/bench_step.py                            # the toy, on a CPU or a GPU
+    python tests/bench_step.py --size 2b --problems 16    # Qwen2-VL-2B's published shape with random weights, on a GPU
 
-Both samplers answer the same problems in the same run, in turn; speed is quoted as the ratio of the medians. Stock
-`generate` runs a prompt for every answer, as a user of it would. Only tokens up to the end token count, on both sides.
+All samplers answer the same problems in the same run, in turn; speed is quoted as the ratio of the medians. Stock
+`generate` runs a prompt for every answer, as a user of it would. Only tokens up to the end token count, on all sides.
 """
 
 import argparse
-import os
 import platform
 import statistics
 import sys
@@ -17,11 +17,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-os.environ["PYTHONPATH"] = str(ROOT := Path(__file__).resolve().parent.parent)
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT := Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 import transformers
 from PIL import Image
 
@@ -70,9 +70,12 @@ def stage_seconds(args, steps):
 
 
 @torch.no_grad()
-def stock(policy, processor, problems, args, run):
-    """Tokens that plain `generate` samples for the same problems, every answer with a prompt of its own."""
-    prompts = [processor.encode(p) for p in problems]
+def stock(policy, processor, problems, args, run, cache=None):
+    """Tokens that plain `generate` samples for the same problems, every answer with a prompt of its own.
+
+    cache: None for the library's default, which grows; "static" for the one that it compiles.
+    """
+    prompts = [p for p in map(processor.encode, problems[:: args.group]) for _ in range(args.group)]
     width = max(len(p.ids) for p in prompts)
     ids = common.left_pad([torch.tensor(p.ids) for p in prompts], width, policy.eos[1]).to(run.device)
     seen = common.left_pad([torch.ones(len(p.ids), dtype=torch.long) for p in prompts], width).to(run.device)
@@ -81,11 +84,113 @@ def stock(policy, processor, problems, args, run):
         image_grid_thw=torch.cat([p.grid for p in prompts]).to(run.device), do_sample=True, temperature=1.0, top_k=0,
         mm_token_type_ids=(ids == policy.model.config.image_token_id).int(), top_p=1.0, repetition_penalty=1.0,
         max_new_tokens=args.max_new_tokens, eos_token_id=policy.eos, pad_token_id=policy.eos[1],
-        suppress_tokens=policy.banned.isinf().nonzero().flatten().tolist(),
+        suppress_tokens=policy.banned.isinf().nonzero().flatten().tolist(), cache_implementation=cache,
     )  # fmt: skip
     new = out[:, width:]
     ends = torch.isin(new, torch.tensor(policy.eos, device=run.device))
     return torch.where(ends.any(1), ends.int().argmax(1) + 1, new.shape[1]).sum().item()
+
+
+def decode_table(policy, context):
+    """Milliseconds of one decode step at several batch sizes, and the share of the time in which the memory could bring
+    its weights and its keys and values."""
+    x = torch.empty(2**32, dtype=torch.uint8, device="cuda")
+    bandwidth = 2 * x.numel() / seconds(lambda: x[: 2**31].copy_(x[2**31 :])) / 2
+    lm = policy.sampler.model.language_model
+    weights = 2 * (sum(p.numel() for p in lm.layers.parameters()) + lm.embed_tokens.weight.numel())
+    print(f"\ndecode step at context {context}; memory copies {bandwidth / 1e12:.2f} TB/s, read and write counted")
+    for rows in (8, 32, 64, 128):
+        decoder = policy.decoder(rows, 2 * context)
+        decoder.seen[:, : context - 1] = True
+
+        def step(decoder=decoder, rows=rows):
+            decoder.slot.fill_(context - 1)
+            decoder.advance(rows, decoder.span(context), 1.0, False)
+
+        took = seconds(step)
+        kv = 2 * 2 * decoder.keys[:, :rows, :, :context].numel()
+        print(f"  {rows:4} rows: {took * 1e3:.2f} ms, {rows / took:,.0f} tokens/s, "
+              f"{(weights + kv) / bandwidth / took:.0%} of the memory's speed")  # fmt: skip
+
+
+def seconds(f, repeats=30):
+    """Median seconds of f on the GPU, after five calls to warm up."""
+    times = []
+    for _ in range(repeats + 5):
+        torch.cuda.synchronize()
+        clock = time.perf_counter()
+        f()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - clock)
+    return statistics.median(times[5:])
+
+
+def ragged(policy, processor, problems, args, run, mean=300, most=1024):
+    """Answers that end at random, as trained models' do: one token in `mean` is an end token -> the batch."""
+    ends = np.random.default_rng(0).permutation(150000)[: 150000 // mean] + 500
+    policy.eos, before = policy.eos + ends.tolist(), policy.eos
+    policy.decoders.clear()
+    for i in range(3):
+        run.begin("ragged", i)
+        batch = common.sample(policy, processor, problems, replace(args, max_new_tokens=most), run)
+        run.lap("rollout")
+        length, took = batch.mask.sum(1), run.laps["seconds_rollout"]
+        print(f"{len(length)} answers of {length.min():.0f} to {length.max():.0f} tokens, mean {length.mean():.0f}: "
+              f"{took:.2f} s, {length.sum() / took:,.0f} tokens/s" + " (captures graphs)" * (i == 0))  # fmt: skip
+    policy.eos = before
+    policy.decoders.clear()
+    return batch
+
+
+@torch.no_grad()
+def mismatch(policy, batch, args):
+    """Mean nats between the sampler and the packed training forward, beside those between two training forwards."""
+    of = lambda logp: ((logp - packed) * batch.mask).abs().sum().item() / batch.mask.sum().item()
+    packed, padded = common.score(policy, batch, args), torch.zeros_like(batch.logp)
+    model, T = policy.sampler, batch.mask.shape[1]
+    for rows in torch.arange(len(padded)).split(4):
+        b = batch[rows]
+        embeds = common.embed(model, b.ids, b.image, b.pixels, b.grid)
+        states = model.model.language_model(
+            inputs_embeds=embeds, attention_mask=b.attention, position_ids=b.positions, use_cache=False
+        ).last_hidden_state
+        t = b.mask.shape[1]
+        logits = common.next_logits(states[:, -t - 1 : -1], model.lm_head.weight, policy.banned, args.temperature)
+        padded[rows] = F.pad(logits.log_softmax(-1).gather(-1, b.ids[:, -t:, None]).squeeze(-1), (0, T - t))
+    print(f"nats a token from the packed training forward: sampler {of(batch.logp):.4f}, padded forward "
+          f"{of(padded):.4f}, ratio {of(batch.logp) / of(padded):.2f}")  # fmt: skip
+
+
+def training_table(policy, batch, args):
+    """Seconds, memory and model FLOP utilisation of forward and backward over the whole batch."""
+    config, lm = policy.model.config.text_config, policy.model.model.language_model
+    body, head = sum(p.numel() for p in lm.layers.parameters()), lm.embed_tokens.weight.numel()
+    lengths, response = batch.attention.sum(1).double(), (batch.mask + batch.forced > 0).sum().item()
+    flops = 6 * (body * lengths.sum().item() + head * response)
+    flops += (
+        6 * config.num_hidden_layers * config.hidden_size * lengths.square().sum().item()
+    )  # causal: half the square
+    print(
+        f"\nforward and backward of {len(lengths)} answers, {lengths.sum():.0f} tokens, {response} of them in responses"
+    )
+    for checkpointing in (1, 0):
+        for micro in (8, 16, 32) if checkpointing else (8, 16):
+            policy.model.gradient_checkpointing_disable()
+            if checkpointing:
+                policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+            def update(micro=micro):
+                policy.zero_grad(set_to_none=False)
+                for rows in torch.arange(len(lengths)).split(micro):
+                    common.token_logps(policy, batch, rows, args).sum().backward()
+
+            update()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            took = seconds(update, 3)
+            print(f"  checkpointing {checkpointing}, {micro:2} answers a micro-batch: {took:.2f} s, "
+                  f"{flops / took / 990e12:.0%} of 990 TFLOP/s, "
+                  f"{(torch.cuda.max_memory_allocated() - before) / 2**30:.1f} GiB above what was there")  # fmt: skip
 
 
 def main():
@@ -104,29 +209,36 @@ def main():
         run = common.start(args)
         policy, processor = common.load_policy(args.model, args, run), common.Processor(args.model, args)
         problems = common.next_problems(common.load_pool(args.pool), 0, args, run)
-        ours = lambda: common.sample(policy, processor, problems, args, run).mask.sum().item()
-        peer = lambda: stock(policy, processor, problems, args, run)
-        rates = {ours: [], peer: []}
+        samplers = {
+            "sample": lambda: common.sample(policy, processor, problems, args, run).mask.sum().item(),
+            "stock generate": lambda: stock(policy, processor, problems, args, run),
+        }
+        if run.device.type == "cuda":
+            samplers["stock generate, static cache"] = lambda: stock(policy, processor, problems, args, run, "static")
+        rates = {name: [] for name in samplers}
         for i in range(flags.repeats + 1):  # the first round warms up
-            for f in rates:
+            for name, f in samplers.items():
                 run.begin("bench", i)
                 tokens = f()
                 run.lap("rollout")
-                rates[f] += [tokens / run.laps["seconds_rollout"]] * (i > 0)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU, one thread"
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    shape = f"{flags.size}: {args.problems} problems x {args.group}, at most {new} tokens, {flags.repeats} repeats"
-    print(f"\n{time.strftime('%Y-%m-%d')}, {device}, {versions}; {shape}")
-    total, tokens = sum(stages.values()), statistics.median(row["tokens"] for row in rows)
-    print(
-        f"step {total:.2f} s, {tokens:.0f} tokens: "
-        + ", ".join(f"{k} {v:.2f} s ({v / total:.0%})" for k, v in stages.items())
-    )
-    print(f"peak memory {max(row.get('memory_gb', 0) for row in rows):.1f} GiB") if torch.cuda.is_available() else None
-    for name, f in (("sample", ours), ("stock generate", peer)):
-        low, mid, high = min(rates[f]), statistics.median(rates[f]), max(rates[f])
-        print(f"{name}: {mid:.0f} tokens/s (from {low:.0f} to {high:.0f})")
-    print(f"ratio {statistics.median(rates[ours]) / statistics.median(rates[peer]):.1f}")
+                rates[name] += [tokens / run.laps["seconds_rollout"]] * (i > 0)
+        device = torch.cuda.get_device_name() if run.device.type == "cuda" else f"{platform.machine()} CPU, one thread"
+        versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+        shape = f"{flags.size}: {args.problems} problems x {args.group}, at most {new} tokens, {flags.repeats} repeats"
+        print(f"\n{time.strftime('%Y-%m-%d')}, {device}, {versions}; {shape}")
+        total, tokens = sum(stages.values()), statistics.median(row["tokens"] for row in rows)
+        parts = ", ".join(f"{k} {v:.2f} s ({v / total:.0%})" for k, v in stages.items())
+        peak = max(row.get("memory_gb", 0) for row in rows)
+        print(f"step {total:.2f} s, {tokens:.0f} tokens: {parts}" + (f"; peak memory {peak:.1f} GiB" if peak else ""))
+        mine = statistics.median(rates["sample"])
+        for name, x in rates.items():
+            print(f"{name}: {statistics.median(x):.0f} tokens/s (from {min(x):.0f} to {max(x):.0f}); "
+                  f"ours is {mine / statistics.median(x):.1f} times as fast")  # fmt: skip
+        if flags.size == "2b":
+            decode_table(policy, 800)
+            batch = ragged(policy, processor, problems, args, run)
+            mismatch(policy, batch, args)
+            training_table(policy, batch[torch.arange(64, device=run.device)], args)
 
 
 if __name__ == "__main__":
