@@ -1,16 +1,52 @@
-"""analyze.py: tables from run folders. Nothing is typed in by hand but the paper's own numbers, in their own columns.
+"""analyze.py: every table and figure, from run folders or from a file of outcomes. Nothing is typed in by hand but the
+paper's own numbers, in their own columns.
 
-python analyze.py                     every table
-python analyze.py sparsity gates      some: sparsity (how dead the groups are), gates (what was checked before
-                                      training), main (accuracy by verdict on every evaluation set; judge first)
+  python analyze.py                          every table
+  python analyze.py main pairs               some of them
+  python analyze.py --outcomes FILE          those that need outcomes only, from a CSV
+  python analyze.py --save FILE              the runs' outcomes as such a CSV
+  python analyze.py --figures DIR            draws dynamics, transfer and calibration (needs matplotlib)
+
+Of training        sparsity     how dead the groups are, at the start and at the end
+                   dynamics     reward, dead groups, length and entropy over the steps
+                   gates        what was checked before and after
+Of outcomes        main         accuracy on every set, worst case, whether the prior was delivered
+                   pairs        every two arms: exact McNemar, mid-p, Holm
+                   methods      the paper's method-level contrasts, over seeds
+                   reversal     does a set rank the arms as the transfer set does?
+                   composition  accuracy by kind of question, beside what guessing earns
+Of outputs         audit        the rule grader against the judge, arm by arm
+                   hacking      guessing, format, shuffled options, blank images, answers copied from the hint
+
+Sets are known by name: `old` and `sparse` are in domain, together `combined`; the transfer set is `dynamath`, or where
+there is none `cross`. Arms are averaged over their seeds, and two arms are compared on the seeds they share.
+
+An outcomes file is a CSV of one row a question. A column of 0 and 1 alone is an arm, named as an arm or a run (`grpo`,
+`grpo-s1`); every other column is an attribute, to slice by with --by. Some names are never arms and have a meaning:
+`set`, `id`, `kind` (`choice` or `free`) or `answer_type` (`multiple choice`), `seed_id` and `variant` (questions drawn
+from one program).
 """
 
 import argparse
+import csv
+import functools
+import hashlib
+import importlib.util
+import itertools
 import json
 import math
+import re
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from judge import VERDICTS, read_answers, read_jsonl, read_verdicts
+from judge import VERDICTS, extract, grade, letters, need, pick, read_answers, read_jsonl, read_verdicts
+
+need("numpy", "scipy", "tqdm")
+
+import numpy as np
+from scipy.stats import rankdata, t
+from tqdm import tqdm
 
 # The paper's DynaMath accuracy is known as two ranges (abstract and introduction, arXiv 2608.21811). Which arm is in
 # which is our reading of its finding 1. The order is that of the tables.
@@ -32,65 +68,248 @@ PAPER_DYNAMATH = {
 PAPER_START = {"base": ("3.6", ""), "grpo": ("3.6", "85-97")}  # its pool: base rollouts right, groups all wrong, in %
 WINDOW = 10  # steps at either end of a run that count as its start and its end
 
+# What else is known of its results: correlation with DynaMath over eleven arms, points of one contrast, and why a prior
+# did not arrive.
+PAPER_RHO = {"old": "-0.74 (p = 0.011)", "sparse": "+0.89 (p < 0.001)"}
+PAPER_PAIRS = {("combined", "vapohl", "vapo"): "+14.4"}
+PAPER_LOST = dict(grpo="no prior", opd="no: teacher's cap", reopd="no: teacher's cap", vapo="no: MSE critic")
+PAPER_LOST["opd-gated"] = "no: gated away"
+DELIVERED, OTHERS = ([arm for arm, span in PAPER_DYNAMATH.items() if span == side] for side in (SIX, FIVE))
+PAST = [*DELIVERED, "grpo", "opd-gated", "vapo"]  # arms with a reward
+METHODS = [  # statement, arms (an end of them, or the mean of all), less arms, the paper on combined and on transfer
+    ("1 a delivered prior separates", DELIVERED, min, OTHERS, max, "no overlap", "30.6 to 29.1"),
+    ("2 hint-guided exploration", ["hintonly"], None, ["grpo"], None, "drives the gain", f"{SIX} to {FIVE}"),
+    ("3 UFT's likelihood term", ["uft001", "uft002"], None, ["hintonly"], None, "adds nothing", "adds nothing"),
+    ("4 HL-Gauss critic for MSE", ["vapohl"], None, ["vapo"], None, "+14.4", f"{SIX} to {FIVE}"),
+    ("5 annealed, not gated", ["opd-annealed"], None, ["opd-gated"], None, "works, does not", f"{SIX} to {FIVE}"),
+    ("6 two priors, not one", ["stack"], None, ["hintonly", "opd-annealed"], max, "adds nothing", "adds nothing"),
+    ("7 past the teacher", PAST, max, ["opd"], None, "can pass", "can pass"),
+]
+DECLARED = [  # before any run
+    *(("hintonly", "grpo"), ("uft001", "hintonly"), ("uft002", "hintonly"), ("vapohl", "vapo")),
+    *(("opd-annealed", "opd-gated"), ("stack", "hintonly"), ("stack", "opd-annealed")),
+]
+TERMS = ("instruction", "max_new_tokens", "max_pixels")  # flags under which answers are comparable
+ATTRIBUTES = ("set", "id", "kind", "answer_type", "seed_id", "variant")  # columns of an outcomes file that are no arms
+PROBES = ("shuffled", "blank")  # copies of a set by data/probes/prepare.py: <set>-shuffled and <set>-blank
+DRAWS = 200_000  # of a permutation test that has too many permutations to count
 
-# --- runs and statistics ----------------------------------------------------------------------------------------------
+
+# --- runs and outcomes ------------------------------------------------------------------------------------------------
 
 
 def load(runs):
     """Every run folder below `runs`, in the paper's order of arms, then by seed: a list of {name, dir, arm, seed, args,
-    metrics: one dict a step ([] for the base), gates: list}."""
+    sha256, metrics: one dict a step ([] for the base), gates: list}."""
     loaded = []
     for config in sorted(runs.glob("*/config.json")):
-        folder, args = config.parent, json.loads(config.read_text()).get("args")
-        if args is None:
+        folder, facts = config.parent, json.loads(config.read_text())
+        if "args" not in facts:
             raise SystemExit(f"{config} is not of a run (it has no args): move that folder out of {runs}.")
-        metrics, gates = folder / "metrics.jsonl", folder / "gates.json"
+        gates = folder / "gates.json"
         loaded.append(
             {
                 "name": folder.name,
                 "dir": folder,
-                "arm": args["name"],
-                "seed": args["seed"],
-                "args": args,
-                "metrics": read_jsonl(metrics) if metrics.exists() else [],
+                "arm": facts["args"]["name"],
+                "seed": facts["args"]["seed"],
+                "args": facts["args"],
+                "sha256": facts.get("sha256", {}),
+                "metrics": read_metrics(folder / "metrics.jsonl"),
                 "gates": json.loads(gates.read_text())["gates"] if gates.exists() else [],
             }
         )
     if not loaded:
         raise SystemExit(f"{runs} holds no run folder: train an arm first, or name another folder with --runs.")
-    order = list(PAPER_DYNAMATH)
-    place = lambda run: order.index(run["arm"]) if run["arm"] in order else len(order)
     return sorted(loaded, key=lambda run: (place(run), run["arm"], run["seed"]))
 
 
-def by_set(answers, value):
-    """One run's answers as {set: {row id: value(answer)}}."""
-    sets = {}
-    for answer in answers:
-        sets.setdefault(answer["set"], {})[answer["id"]] = value(answer)
-    return sets
+def place(run):
+    order = list(PAPER_DYNAMATH)
+    return order.index(run["arm"]) if run["arm"] in order else len(order)
+
+
+def read_metrics(path):
+    """A run's metrics, one dict a step, less the torn last line of a run that was killed or is writing."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole, _, torn = text.rpartition("\n")
+    if not torn:
+        return read_jsonl(path) if text else []
+    rows = [json.loads(line) for line in whole.splitlines()]
+    print(f"{path}: its last line is torn (a run was killed, or is writing), {len(rows)} are whole.", file=sys.stderr)
+    return rows
+
+
+@dataclass
+class Outcomes:
+    """Who was right on what: R runs by N questions."""
+
+    source: str  # whose verdicts, for titles
+    runs: list[dict]  # R of {name, arm, seed, ...}
+    items: list[dict]  # N of {set, id, ...}: rows of the sets, or attributes of an outcomes file
+    right: np.ndarray  # (R, N) 1 right, 0 wrong, nan where the run was not asked
+    output: np.ndarray | None = None  # (R, N) what was answered, None where the run was not asked
+    notes: list[str] = field(default_factory=list)
+    verdicts: Path | None = None
+
+    def column(self, name):
+        return np.array([item.get(name, "") for item in self.items], dtype=object)
+
+    def arms(self, base=True):
+        """{arm: its rows}, with the base or without."""
+        names = dict.fromkeys(run["arm"] for run in self.runs if base or run["arm"] != "base")
+        return {arm: [i for i, run in enumerate(self.runs) if run["arm"] == arm] for arm in names}
+
+    def transfer(self):
+        return next((name for name in ("dynamath", "cross") if name in self.column("set")), None)
+
+    def sets(self):
+        """{set: its columns}: old, sparse, the two combined, the transfer set, then the others."""
+        column = self.column("set")
+        found = {name: np.flatnonzero(column == name) for name in dict.fromkeys(column)}
+        if {"old", "sparse"} <= found.keys():
+            found["combined"] = np.concatenate([found["old"], found["sparse"]])
+        return {name: found[name] for name in ["old", "sparse", "combined", self.transfer(), *found] if name in found}
+
+    def choice(self, at, wanted=True):
+        """Those of the columns `at` that are multiple choice, or those that are not."""
+        kind = lambda x: x.get("kind") or x.get("answer_type") or ("choice" if x.get("choices") else "")
+        return np.array([i for i in at if ("choice" in kind(self.items[i])) == wanted], dtype=int)
+
+    def score(self, at, right=None, base=True):
+        """{arm: accuracy on the columns `at`, the mean of its seeds}, nan where one was not asked."""
+        right = self.right if right is None else right
+        return {arm: right[seeds][:, at].mean() if len(at) else math.nan for arm, seeds in self.arms(base).items()}
+
+    def programs(self, at):
+        """The program (`seed_id`) that each of the columns `at` was drawn from; None if these are independent."""
+        ids = self.column("seed_id")[at]
+        return ids if "" not in ids and len(set(ids)) < len(ids) else None
+
+
+@functools.cache
+def read_set(path):
+    """An evaluation set's rows and the sha256 of its file."""
+    return read_jsonl(path), hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def eval_paths(run):
+    return [Path(path) for path in run["args"]["eval"].split(",") if path]
+
+
+def check_terms(runs):
+    """Stops with a sentence where two runs were evaluated with other settings, or on another set under one name, or
+    where a set is no longer the file that was answered."""
+    seen = {}
+    for run in runs:
+        terms = {f"--{term.replace('_', '-')}": run["args"].get(term) for term in TERMS}
+        for path in eval_paths(run):
+            terms[f"set {path.stem}"] = was = run["sha256"].get(str(path))
+            if path.exists() and was not in (None, read_set(path)[1]):
+                raise SystemExit(f"{path} is not the file that {run['name']} answered (see sha256 in its config.json): "
+                                 "put that file back, or train the run again.")  # fmt: skip
+        for term, value in terms.items():
+            first, theirs = seen.setdefault(term, (run["name"], value))
+            if value != theirs:
+                raise SystemExit(
+                    f"{first} and {run['name']} were evaluated with another {term} ({str(theirs)[:30]!r}, "
+                    f"{str(value)[:30]!r}), and a table compares runs on equal terms only: move one of them to a "
+                    "folder of its own and name that with --runs."
+                )
 
 
 def judged(runs, path):
-    """Verdicts joined with the runs: (judge, {run name: {set: {row id: bool}}}). Stops with a sentence where a verdict
-    is missing, or where two runs answered different questions under one set's name."""
+    """Verdicts joined with those runs that are finished -> Outcomes. Stops with a sentence where one is missing."""
     judge, verdicts = read_verdicts(path)
-    answers = {run["name"]: read_answers(run["dir"]) for run in runs}
-    asked = {}
-    for name, items in answers.items():
-        for set_name, questions in by_set(items, lambda a: (a["question"], a["reference"])).items():
-            first, theirs = asked.setdefault(set_name, (name, questions))
-            if questions != theirs:
-                raise SystemExit(
-                    f"{first} and {name} answered different questions under the name {set_name}, and a table compares "
-                    "runs on equal sets only: move one of them to a folder of its own and name that with --runs."
-                )
-    missing = {name: sum(item["key"] not in verdicts for item in items) for name, items in answers.items()}
-    if any(missing.values()):
-        counts = ", ".join(f"{name} {count} of {len(answers[name])}" for name, count in missing.items() if count)
-        option = "" if path == VERDICTS else f" --verdicts {path}"
-        raise SystemExit(f"verdicts are missing ({counts}): run `python judge.py {runs[0]['dir'].parent}/*{option}`.")
-    return judge, {name: by_set(items, lambda a: verdicts[a["key"]]) for name, items in answers.items()}
+    done = [run for run in runs if (run["dir"] / "outputs.jsonl").exists()]
+    names = [
+        f"{x['name']} is unfinished (step {len(x['metrics'])} of {x['args'].get('steps')})"
+        for x in runs
+        if x not in done
+    ]
+    notes = [f"left out: {', '.join(names)}; the command that began a run resumes it."] if names else []
+    if not done:
+        raise SystemExit(f"There is nothing to compare: {', '.join(names)}. The command that began a run resumes it.")
+    check_terms(done)
+    answers, items, missing = [read_answers(run["dir"]) for run in done], {}, []
+    for path_ in dict.fromkeys(path for run in done for path in eval_paths(run)):
+        items |= {(path_.stem, row["id"]): row | {"set": path_.stem} for row in read_set(path_)[0]}
+    place_of = {key: i for i, key in enumerate(items)}
+    right, output = np.full((len(done), len(items)), np.nan), np.full((len(done), len(items)), None, dtype=object)
+    for r, mine in enumerate(answers):
+        unjudged = []
+        for answer in mine:
+            i, verdict = place_of[answer["set"], answer["id"]], verdicts.get(answer["key"])
+            output[r, i] = answer["output"]
+            if isinstance(verdict, bool):
+                right[r, i] = verdict
+            else:
+                unjudged.append(f"{answer['set']}/{answer['id']}")
+        if unjudged:
+            some = f": {' '.join(unjudged[:3])}{' ...' * (len(unjudged) > 3)}" if len(unjudged) < len(mine) else ""
+            missing.append(f"{done[r]['name']} {len(unjudged)} of {len(mine)}{some}")
+    if missing:
+        which = " ".join(str(run["dir"]) for run in done) if names else f"{runs[0]['dir'].parent}/*"
+        options = " --judge rule" * (judge == "rule") + ("" if path == VERDICTS else f" --verdicts {path}")
+        raise SystemExit(f"verdicts are missing ({', '.join(missing)}): run `python judge.py {which}{options}`.")
+    source = "rule judge, not comparable with the paper's LLM judge" if judge == "rule" else f"judge: {judge}"
+    return Outcomes(source, done, list(items.values()), right, output, notes, path)
+
+
+def read_outcomes(path):
+    """An outcomes file -> Outcomes. Stops with a sentence where a column could be an arm and is none."""
+    if not path.exists():
+        raise SystemExit(f"{path} does not exist: name a CSV of one row a question and one column of 0 and 1 an arm.")
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        header, *lines = [row for row in csv.reader(file) if row] or [[]]
+    for number, line in enumerate(lines, 2):
+        if len(line) != len(header):
+            raise SystemExit(f"{path}, row {number} has {len(line)} cells, the header {len(header)}: repair that row.")
+    columns, runs = dict(zip(header, zip(*lines, strict=True), strict=False)), []
+    for name in [name for name in columns if name not in ATTRIBUTES]:
+        values = {value.lower() for value in columns[name]}
+        if values <= {"0", "1"}:
+            arm, seed = re.fullmatch(r"(.+?)(?:-s(\d+))?", name).groups()
+            runs.append({"name": name, "arm": arm, "seed": int(seed or 0)})
+        elif {"0", "1"} <= values or values <= {"0", "1", "", "0.0", "1.0", "true", "false", "nan"}:
+            number, odd = next((i, x) for i, x in enumerate(columns[name], 2) if x not in ("0", "1"))
+            raise SystemExit(
+                f"{path}, row {number}: the column {name!r} holds {odd!r}. An arm is 0 or 1 in every row and an "
+                "attribute never both: write all its cells so, or name its values otherwise."
+            )
+    if not runs:
+        raise SystemExit(f"{path} has no arm: no column but {', '.join(ATTRIBUTES)} holds 0 and 1 alone.")
+    if len(columns) < len(header) or len({(run["arm"], run["seed"]) for run in runs}) < len(runs):
+        raise SystemExit(f"{path} has two columns for one run or attribute ({', '.join(header)}): rename one.")
+    runs.sort(key=place)  # stable: other arms keep the order of the file
+    right = np.array([[float(cell) for cell in columns[run["name"]]] for run in runs])
+    others = [name for name in columns if name not in {run["name"] for run in runs}]
+    items = [{"set": path.stem, "id": i} | {name: columns[name][i] for name in others} for i in range(len(lines))]
+    notes = [f"{path}: {len(runs)} arms; attributes: {', '.join(others) or 'none'}."]
+    return Outcomes(f"outcomes of {path.name}", runs, items, right, notes=notes)
+
+
+def write_outcomes(data, path):
+    """Outcomes as a CSV that --outcomes reads: the questions that every run was asked."""
+    asked = np.flatnonzero(np.isfinite(data.right).all(0))
+    kept = [name for name in ATTRIBUTES if any(name in item for item in data.items)]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow([*kept, *(run["name"] for run in data.runs)])
+        table.writerows([*(data.items[i].get(k, "") for k in kept), *data.right[:, i].astype(int)] for i in asked)
+    print(f"{path}: {len(data.runs)} runs x {len(asked)} questions, of {len(data.items)} that any of them was asked.")
+
+
+def slice_by(data, attribute):
+    """Cuts the questions into sets by an attribute of theirs, in place."""
+    have = dict.fromkeys(key for item in data.items for key in item)
+    if attribute not in have:
+        raise SystemExit(f"there is no attribute {attribute} to slice by: choose from {', '.join(have)}.")
+    for item in data.items:
+        item["set"] = str(item.get(attribute, ""))
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
 
 
 def mean(values):
@@ -110,11 +329,96 @@ def wilson(k, n):
     return (centre - half) / (n + z * z), (centre + half) / (n + z * z)
 
 
+def tail(n, k):
+    """(sum_{j <= k} C(n, j), C(n, k)), exact."""
+    term = total = 1
+    for j in range(k):
+        term = term * (n - j) // (j + 1)
+        total += term
+    return total, term
+
+
 def mcnemar(b, c):
     """Exact two-sided McNemar test on the b and c discordant pairs:
     p = min(1, 2 sum_{k <= min(b,c)} C(n,k) / 2^n), n = b + c; 1 where n = 0."""
-    n = b + c
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(b, c) + 1)) / 2**n)
+    return min(1.0, 2 * tail(b + c, min(b, c))[0] / 2 ** (b + c))
+
+
+def mcnemar_mid(b, c):
+    """McNemar's mid-p: the exact sum less the probability of the observed table (Fagerland et al. 2013)."""
+    total, point = tail(b + c, min(b, c))
+    return (2 * total - point) / 2 ** (b + c)
+
+
+@functools.cache
+def detectable(discordant, level=0.05):
+    """The least |b - c| with an exact McNemar p below `level` where b + c = `discordant`; None where there is none."""
+    term = total = 1
+    for k in range(discordant // 2 + 1):
+        if 2 * total / 2**discordant >= level:
+            return discordant - 2 * (k - 1) if k else None
+        term = term * (discordant - k) // (k + 1)
+        total += term
+
+
+def holm(ps):
+    """Holm's step-down adjusted p-values (1979): the i-th smallest of m is max_{j <= i} min(1, (m - j + 1) p_(j))."""
+    order, least = np.argsort(ps, kind="stable"), np.sort(ps)
+    adjusted = np.empty(len(ps))
+    adjusted[order] = np.maximum.accumulate(np.minimum(1, least * np.arange(len(ps), 0, -1)))
+    return adjusted.tolist()
+
+
+def clustered(difference, cluster):
+    """Mean of N differences, half of its 95 % interval and its two-sided p, whatever the dependence within G clusters:
+    var = G/(G-1) sum_g (sum_{i in g} (d_i - mean))^2 / N^2, Student's t on G - 1 degrees of freedom (Liang and Zeger
+    1986). With clusters of one it is the paired t-test."""
+    middle, labels = difference.mean(), np.unique(np.asarray(cluster, dtype=str), return_inverse=True)[1]
+    sums = np.bincount(labels, difference - middle)
+    G = len(sums)
+    if G < 2:
+        return middle, math.nan, math.nan
+    error = math.sqrt(G / (G - 1) * (sums @ sums)) / len(difference)
+    return middle, t.ppf(0.975, G - 1) * error, 2 * t.sf(abs(middle) / error, G - 1) if error else float(middle == 0)
+
+
+def spearman(x, y):
+    """Spearman's rho, the correlation of mid-ranks; nan where all of x or of y are equal."""
+    r, s = (rank - rank.mean() for rank in map(ranks, (x, y)))
+    scale = math.sqrt((r @ r) * (s @ s))
+    return r @ s / scale if scale else math.nan
+
+
+def ranks(x):
+    return rankdata(np.round(x, 12))  # a mean of seeds must not tell 0.3 from 0.1 + 0.2
+
+
+def permutation_p(x, y, seed=0):
+    """Two-sided permutation p of Spearman's rho: the share of all n! orders of y with a |rho| no smaller than ours.
+
+    Up to 11 values, with ties or without, it is exact. Given the ranks, rho depends on D = sum (r_i - s_pi(i))^2 alone;
+    its distribution is built up position by position over the 2^n sets of values already placed, so that no order is
+    walked through. Beyond 11, (k + 1) / (DRAWS + 1) of random orders. -> (p, "exact" or "Monte Carlo")
+    """
+    r, s = (np.rint(2 * ranks(v)).astype(int) for v in (x, y))  # doubled, mid-ranks are whole
+    n = len(r)
+    centre = n * (r @ r + s @ s) - 2 * r.sum() * s.sum()  # n times the D at which rho = 0
+    far = lambda D: abs(n * D - centre)
+    ours = far(((r - s) ** 2).sum())
+    if n > 11:
+        draws = np.random.default_rng(seed).permuted(np.tile(s, (DRAWS, 1)), axis=1)
+        return ((far(((r - draws) ** 2).sum(1)) >= ours).sum() + 1) / (DRAWS + 1), "Monte Carlo"
+    top = ((np.sort(r) - np.sort(s)[::-1]) ** 2).sum()  # the largest D
+    layer = {0: np.eye(1, top + 1, dtype=np.int64)[0]}  # {values placed, as bits: orders that lead to each D}
+    for value in r:
+        following = {}
+        for placed, orders in layer.items():
+            for j in [j for j in range(n) if not placed >> j & 1]:
+                sums, d = following.setdefault(placed | 1 << j, np.zeros(top + 1, np.int64)), (value - s[j]) ** 2
+                sums[d:] += orders[: top + 1 - d]
+        layer = following
+    (orders,) = layer.values()
+    return orders[far(np.arange(top + 1)) >= ours].sum() / math.factorial(n), "exact"
 
 
 def all_wrong_floor(rows, group, problems):
@@ -130,7 +434,7 @@ def all_wrong_floor(rows, group, problems):
     return all_wrong, floor, 3 * math.sqrt(floor * two / (problems * len(rows))) + 1e-6
 
 
-# --- tables: each (runs, verdicts file) -> title, rows (the first is the header), notes -------------------------------
+# --- tables: each (runs, outcomes) -> title, rows (the first is the header), notes ------------------------------------
 
 
 def percent(share):
@@ -173,42 +477,356 @@ def gates_table(runs, path):
     return "Gates", rows, [f"{run['name']}: no gates on record." for run in runs if not run["gates"]]
 
 
-def main_table(runs, path):
-    """Accuracy by verdict on every evaluation set, a row a run and the mean of an arm's seeds; McNemar against base."""
-    judge, right = judged(runs, path)
-    sizes = {name: len(items) for sets in right.values() for name, items in sets.items()}
-    rows = [["run", "seed", *(f"{name} (n = {n})" for name, n in sizes.items()), "paper: DynaMath"]]
-    notes = ["[low, high]: Wilson's 95 % interval over questions; it holds no scatter between seeds."]
-    notes.append(
-        f"paper: LLM judge, one seed; {SIX} for its six effective arms (by our reading), {FIVE} for the others."
-    )
-    base = next((run["name"] for run in runs if run["arm"] == "base"), None)
-    if not base:
-        notes.append("no run of the base model, so no McNemar test: `torchrun grpo.py --name base --steps 0`.")
+def dynamics_table(runs, data):
+    """Training in fifths: means of what was logged over the steps of each."""
+    shares, others = ("reward", "all_wrong", "mixed", "unparsed", "truncated"), ("length", "entropy", "grad_norm")
+    rows = [["run", "steps", *(name.replace("_", " ") for name in shares + others), "paper: all wrong"]]
     for run in runs:
-        mine, cells, tests = right[run["name"]], [], []
-        for name in sizes:
-            items = list(mine.get(name, {}).values())
-            low, high = wilson(sum(items), len(items)) if items else (None, None)
-            cells.append(f"{percent(mean(items))} [{percent(low)}, {percent(high)}]" if items else "")
-            if base and run["arm"] != "base" and name in mine and name in right[base]:
-                won, lost = (
-                    sum(mine[name][id] == x != right[base][name][id] for id in mine[name]) for x in (True, False)
-                )
-                tests.append(f"{name} p = {mcnemar(won, lost):.3g} ({won} won, {lost} lost)")
+        parts = np.array_split(np.array(run["metrics"], dtype=object), 5)
+        for k, steps in enumerate(part for part in parts if len(part)):
+            row = [run["name"], f"{steps[0]['step']}-{steps[-1]['step']}"]
+            row += [percent(mean(column(steps, name))) for name in shares]
+            values = [mean(column(steps, name)) for name in others]
+            row += ["" if value is None else f"{value:.3g}" for value in values]
+            rows.append([*row, PAPER_START.get(run["arm"], "  ")[1] if k == 0 else ""])
+    notes = [
+        "paper, earlier rounds, whose pool was easier: groups all wrong 77 % at the start, about 30 % in training."
+    ]
+    return "Training dynamics, % of rollouts or groups; length in tokens", rows, notes
+
+
+def points(share):
+    """A share in %, empty where it is nan."""
+    return percent(None if math.isnan(share) else share)
+
+
+def p_value(p):
+    return "" if p is None or math.isnan(p) else f"{p:.3g}" if p > 1e-99 else "< 1e-99"
+
+
+def compare(data, i, j, at):
+    """Runs i and j on the columns `at` -> (won, lost, difference, p by program or None), None if one was not asked."""
+    one, two = data.right[i, at], data.right[j, at]
+    if not np.isfinite(one - two).all():
+        return None
+    programs = data.programs(at)
+    robust = None if programs is None else clustered(one - two, programs)[2]
+    return int((one > two).sum()), int((two > one).sum()), (one - two).mean(), robust
+
+
+def delivered(data, i):
+    """Whether run i beats grpo of its seed on the combined and on the transfer set, each at p < 0.05 -> "yes", "no", or
+    "" where that can't be said."""
+    sets, verdict = data.sets(), ""
+    goals = [sets[name] for name in ("combined", data.transfer()) if name in sets]
+    rival = [j for j, run in enumerate(data.runs) if run["arm"] == "grpo" and run["seed"] == data.runs[i]["seed"]]
+    if len(goals) == 2 and rival and data.runs[i]["arm"] not in ("base", "grpo"):
+        found = [compare(data, i, rival[0], at) for at in goals]
+        better = lambda won, lost, gap, p: gap > 0 and (mcnemar(won, lost) if p is None else p) < 0.05
+        verdict = ("yes" if all(better(*x) for x in found) else "no") if all(found) else ""
+    return verdict
+
+
+def main_table(runs, data):
+    """Accuracy on every set, a row a run and the mean of an arm's seeds; worst case; delivered; tests against base."""
+    sets = data.sets()
+    drawn = {name: ids for name, at in sets.items() if (ids := data.programs(at)) is not None}
+    header = ["run", "seed", *(f"{name} (n = {len(at)})" for name, at in sets.items())]
+    header += [f"{name}, worst case (n = {len(set(ids))})" for name, ids in drawn.items()]
+    rows = [[*header, "delivered", "paper: delivered", "paper: DynaMath"]]
+    notes = [
+        "[low, high]: Wilson's 95 % interval over questions, +-: Student's over seeds; neither holds both.",
+        f"paper: LLM judge, one seed; {SIX} for its six effective arms (by our reading), {FIVE} for the others.",
+        "delivered: better than grpo of the same seed on the combined and on the transfer set, each at p < 0.05 by "
+        "exact McNemar, or by program where questions share one. paper: whose prior reached the policy, in its words.",
+    ]
+    if drawn:
+        notes.append("worst case: share of programs (seed_id) all of whose variants are right.")
+    base = next((i for i, run in enumerate(data.runs) if run["arm"] == "base"), None)
+    if base is None:
+        notes.append("no run of the base model, so no McNemar test: `torchrun grpo.py --name base --steps 0`.")
+    for i, run in enumerate(data.runs):
+        cells, tests, seeds = [], [], data.arms()[run["arm"]]
+        for name, at in sets.items():
+            mine = data.right[i, at]
+            low, high = wilson(mine.sum(), len(mine))
+            cells.append("" if math.isnan(low) else f"{points(mine.mean())} [{points(low)}, {points(high)}]")
+            if base not in (None, i) and (found := compare(data, i, base, at)):
+                won, lost = found[:2]
+                tests.append(f"{name} p = {p_value(mcnemar(won, lost))} ({won} won, {lost} lost)")
+        for name, ids in drawn.items():
+            mine = data.right[i, sets[name]]
+            cells.append(points(np.mean([mine[ids == id].min() for id in set(ids)])))
         paper = PAPER_DYNAMATH.get(run["arm"], "")
-        rows.append([run["name"], run["seed"], *cells, paper])
+        told = [PAPER_LOST.get(run["arm"], "yes" if paper == SIX else ""), paper]
+        rows.append([run["name"], run["seed"], *cells, delivered(data, i), *told])
         if tests:
-            notes.append(f"{run['name']} against {base}, exact two-sided McNemar, p uncorrected: {', '.join(tests)}.")
-        seeds = [right[other["name"]] for other in runs if other["arm"] == run["arm"]]
-        if len(seeds) > 1 and mine is seeds[-1]:
-            means = [mean(mean(sets[name].values()) for sets in seeds if name in sets) for name in sizes]
-            rows.append([f"{run['arm']}, mean", f"{len(seeds)} seeds", *map(percent, means), paper])
-    by = "rule judge, not comparable with the paper's LLM judge" if judge == "rule" else f"judge: {judge}"
-    return f"Accuracy, % ({by})", rows, notes
+            rival = data.runs[base]["name"]
+            notes.append(f"{run['name']} against {rival}, exact two-sided McNemar, p uncorrected: {', '.join(tests)}.")
+        if len(seeds) > 1 and i == seeds[-1]:
+            cells = [seed_mean(data.right[seeds][:, at].mean(1)) for at in sets.values()] + [""] * len(drawn)
+            rows.append([f"{run['arm']}, mean", f"{len(seeds)} seeds", *cells, "", *told])
+    return f"Accuracy, % ({data.source})", rows, notes + data.notes
 
 
-TABLES = {"sparsity": sparsity_table, "gates": gates_table, "main": main_table}
+def seed_mean(values):
+    """Mean of an arm's seeds, those that were asked, and half of Student's 95 % interval -> cell."""
+    values = values[np.isfinite(values)]
+    if len(values) < 2:
+        return points(values.sum()) if len(values) else ""
+    return f"{points(values.mean())} +- {points(clustered(values, range(len(values)))[1])}"
+
+
+def pairs_table(runs, data):
+    """Every two arms of one seed on every set: exact McNemar, mid-p, Holm over the pairs of that set and seed."""
+    header = ["set", "seed", "pair", "difference", "won", "lost", "exact p", "mid-p", "Holm p", "p by program"]
+    rows = [[*header, "detectable", "declared", "paper"]]
+    for (name, at), seed in itertools.product(data.sets().items(), sorted({run["seed"] for run in data.runs})):
+        rivals = [i for i, run in enumerate(data.runs) if run["seed"] == seed and run["arm"] != "base"]
+        family = []
+        for i, j in itertools.combinations(rivals, 2):
+            i, j = (j, i) if (data.runs[j]["arm"], data.runs[i]["arm"]) in DECLARED else (i, j)
+            if found := compare(data, i, j, at):
+                family.append(((data.runs[i]["arm"], data.runs[j]["arm"]), *found))
+        adjusted = dict(zip([arms for arms, *_ in family], holm([mcnemar(*x[1:3]) for x in family]), strict=True))
+        for arms, won, lost, gap, robust in sorted(family, key=lambda x: x[0] not in DECLARED):
+            row = [name, seed, " - ".join(arms), f"{100 * gap:+.1f}", won, lost]
+            row += map(p_value, (mcnemar(won, lost), mcnemar_mid(won, lost), adjusted[arms], robust))
+            least = detectable(won + lost)
+            row += [points(least / len(at)) if least else "", "yes" if arms in DECLARED else ""]
+            rows.append([*row, PAPER_PAIRS.get((name, *arms), "")])
+    notes = [
+        "difference in points; won, lost: questions that only the first, only the second arm got right.",
+        "Holm p: over all pairs of one set and seed. Of a contrast declared before any run the exact p holds as it is.",
+        "p by program: variants of one program (seed_id) are not independent; where there is this p, it holds.",
+        "detectable: points at which this pair's number of discordant questions would give an exact p below 0.05.",
+    ]
+    return f"Pairs of arms ({data.source})", rows, notes + data.notes
+
+
+def contrast(data, left, right, at):
+    """Mean of the arms `left` less mean of the arms `right` on the columns `at`, over the seeds that all of them share.
+
+    -> (difference, half of its 95 % interval, p, seeds), or None without such a seed. Paired by seed where there are
+    two or more; else over questions, by program where they share one.
+    """
+    by = {(run["arm"], run["seed"]): data.right[i, at] for i, run in enumerate(data.runs)}
+    complete = lambda seed: all((arm, seed) in by and np.isfinite(by[arm, seed]).all() for arm in left + right)
+    seeds = sorted(seed for seed in {run["seed"] for run in data.runs} if complete(seed))
+    if not seeds:
+        return None
+    average = lambda arms, seed: np.mean([by[arm, seed] for arm in arms], axis=0)
+    gaps, programs = np.array([average(left, seed) - average(right, seed) for seed in seeds]), data.programs(at)
+    if len(seeds) > 1:
+        return *clustered(gaps.mean(1), seeds), len(seeds)
+    return *clustered(gaps[0], range(len(at)) if programs is None else programs), 1
+
+
+def methods_table(runs, data):
+    """The seven statements on methods in the paper's abstract and introduction, as contrasts of arms."""
+    rows, sets = [["statement", "set", "contrast", "difference", "95 %", "p", "seeds", "paper"]], data.sets()
+    for (statement, left, low, right, high, *paper), k in itertools.product(METHODS, (0, 1)):
+        name = ("combined", data.transfer())[k]
+        if name not in sets:
+            continue
+        score = {arm: x for arm, x in data.score(sets[name]).items() if not math.isnan(x)}
+        absent = [arm for arm in left + right if arm not in score]
+        end = lambda group, of, score=score: [of((x for x in group if x in score), key=score.get, default="")]
+        sides = [end(left, low) if low else left, end(right, high) if high else right]
+        found = contrast(data, *sides, sets[name])
+        row = [statement, name, " - ".join(map(" & ".join, sides)) if found else f"not run: {' '.join(absent)}"]
+        if found:
+            gap, half, p, seeds = found
+            row[2] += f" (not run: {' '.join(absent)})" if absent else ""
+            row += [f"{100 * gap:+.1f}", f"{100 * (gap - half):+.1f} to {100 * (gap + half):+.1f}"]
+            row += ["" if low or high else p_value(p), seeds]
+        rows.append([*row, *[""] * (7 - len(row)), paper[k]])
+    notes = [
+        "difference in points. 95 %: over seeds, paired by seed, by Student's t; with one seed over questions.",
+        "1, 6 and 7 set the lowest or highest arm of a group against another, chosen by its result: so without a p.",
+        "paper: read off its abstract and introduction (its section 5 was not at hand): points, or DynaMath accuracy.",
+        "4 is the clean contrast of critics: vapo differs from grpo in more than its critic.",
+    ]
+    return f"Contrasts of methods ({data.source})", rows, notes + data.notes
+
+
+def strict(output, item):
+    """The rule of many training rewards: what the last <answer> tag holds, else the whole output, is the gold letter,
+    or for free answers the reference to the sign."""
+    said = (re.findall("<answer>(.*?)</answer>", output, re.S) or [output])[-1].strip()
+    if not item["choices"]:
+        return said == item["answer"].strip()
+    return said == letters(item["choices"])[pick(item["answer"], item["choices"])]
+
+
+def lenient(output, item):
+    """The training reward's own grader: a letter, an option's text or a number, in any usual form and place."""
+    return grade(output, item["answer"], item["choices"]) == "right"
+
+
+def unparsed(output, item):
+    return extract(output, item["choices"]) is None
+
+
+def by_rule(data, rule):
+    """What a rule (output, item) -> bool says of every output: (R, N), nan where the run was not asked."""
+    cell = lambda output, item: math.nan if output is None else float(rule(output, item))
+    rows = tqdm(data.output, f"{rule.__name__}, by rule", unit="run", leave=False)
+    return np.array([[cell(*pair) for pair in zip(row, data.items, strict=True)] for row in rows])
+
+
+def reversal_table(runs, data):
+    """Spearman's rho over arms between each set and the transfer set: does it rank them alike, and by which part?"""
+    header = ["set", "with", "questions", "graded by", "arms", "rho", "p", "how", "leaving one arm out", "paper"]
+    rows, sets, transfer = [header], data.sets(), data.transfer()
+    graders = {"judge": data.right} | ({} if data.output is None else {"strict rule": by_rule(data, strict)})
+    ends = [(name, transfer) for name in sets if name != transfer] if transfer else itertools.combinations(sets, 2)
+    for name, other in ends:
+        slices = {"all": sets[name]}
+        some, rest = data.choice(sets[name]), data.choice(sets[name], False)
+        slices |= {"without multiple choice": rest, "multiple choice alone": some} if len(some) and len(rest) else {}
+        for (label, at), (grader, right) in itertools.product(slices.items(), graders.items()):
+            x, y = (np.array([*data.score(part, right, base=False).values()]) for part in (at, sets[other]))
+            x, y = x[both := np.isfinite(x + y)], y[both]
+            row = [name, other, f"{label} ({len(at)})", grader, len(x), *[""] * 4]
+            if len(x) > 2 and not math.isnan(rho := spearman(x, y)):
+                p, how = permutation_p(x, y)
+                left = [spearman(np.delete(x, i), np.delete(y, i)) for i in range(len(x))]
+                row[5:] = [f"{rho:+.2f}", p_value(p), how, f"{min(left):+.2f} to {max(left):+.2f}"]
+            ours = label == "all" and grader == "judge" and other == transfer
+            rows.append([*row, PAPER_RHO.get(name, "") if ours else ""])
+    notes = [
+        "arms: without the base, each the mean of its seeds. It takes three. The other set keeps its multiple choice.",
+        f"p: two-sided; exact over all orders up to 11 arms, else by {DRAWS:,} random ones, seed 0. Arms that share "
+        "code and a prior are no independent sample: read p as a description.",
+    ]
+    return f"Does a set rank the arms as {transfer or 'another'} does? ({data.source})", rows, notes + data.notes
+
+
+def composition_table(runs, data):
+    """What a set is made of, what guessing earns on it, and how the runs do by kind of question."""
+    rows, notes = [["set", "who", "all", "multiple choice", "less chance", "others", "bare letter"]], []
+    for name, at in data.sets().items():
+        some, rest = data.choice(at), data.choice(at, False)
+        listed = [i for i in some if data.items[i].get("choices")]
+        options = [data.items[i]["choices"] for i in listed]
+        sizes = [len(x) for x in options]
+        golds = [pick(data.items[i]["answer"], x) for i, x in zip(listed, options, strict=True)]
+        short = [min(range(len(x)), key=lambda k, x=x: len(x[k])) for x in options]
+        guesses = {"always B": [1] * len(golds), "shortest": short}
+        guesses = {who: np.equal(said, golds).astype(float) for who, said in guesses.items()} if listed else {}
+        chance = np.array([1 / k for k in sizes])
+        less = lambda mine, chance=chance: points((mine - chance).sum() / (1 - chance).sum()) if len(mine) else ""
+        for who, mine in (guesses | {"random": chance}).items() if listed else ():
+            rows.append([name, who, points(mine.sum() / len(at)), points(mine.mean()), less(mine), "0.0", ""])
+        for i, run in enumerate(data.runs):
+            said = [] if data.output is None else [x for x in data.output[i, some] if x is not None]
+            bare = mean(bool(re.fullmatch(r"\W*(?:<answer>)?\W*[A-Za-z]\W*(?:</answer>)?\W*", x)) for x in said)
+            mine = [points(data.right[i, part].mean()) if len(part) else "" for part in (at, some, rest)]
+            rows.append([name, run["name"], *mine[:2], less(data.right[i, listed]), mine[2], percent(bare)])
+        counts = "".join(f", {sizes.count(k)} with {k} options" for k in sorted(set(sizes)))
+        paper = " (paper: 69 % of old-319, with 4)" if name == "old" else ""
+        notes.append(
+            f"{name}: {len(some)} of {len(at)} are multiple choice, {percent(len(some) / len(at))} %{counts}{paper}."
+        )
+    notes += [
+        "always B, random, shortest (the first of the shortest option texts): guesses; the base is a run.",
+        "less chance: sum (right - 1/k) / sum (1 - 1/k) over questions of k listed options, 0 for random guesses.",
+        "paper: on the multiple choice of old-319 all its arms are near 25 %.",
+    ]
+    return f"Composition of the sets, % ({data.source})", rows, notes + data.notes
+
+
+def audit_table(runs, data):
+    """Two rule graders against the judge: do they err by arm, and does their ranking of the arms differ?"""
+    header = ["set", "run", "judge", "strict", "strict - judge", "strict wronged", "strict favoured", "paper: bias"]
+    rows, notes = [[*header, "lenient", "lenient - judge", "lenient wronged", "lenient favoured", "unparsed"]], []
+    graded = {"strict": by_rule(data, strict), "lenient": by_rule(data, lenient)}
+    silent = by_rule(data, unparsed)
+    for name, at in data.sets().items():
+        judge = data.right[:, at]
+        asked = [i for i in range(len(judge)) if np.isfinite(judge[i]).all()]
+        for i in asked:
+            row = [name, data.runs[i]["name"], points(judge[i].mean())]
+            for label, right in graded.items():
+                mine = right[i, at]
+                row += [points(mine.mean()), f"{100 * (mine - judge[i]).mean():+.1f}", int((judge[i] > mine).sum())]
+                row += [int((mine > judge[i]).sum()), *["up to 30"] * (label == "strict")]
+            rows.append([*row, points(silent[i, at].mean())])
+        for label, right in graded.items():
+            a, b = judge.mean(1), right[:, at].mean(1)
+            pairs = list(itertools.combinations(asked, 2))
+            flips = sum((a[i] - a[j]) * (b[i] - b[j]) < 0 for i, j in pairs)
+            best, worst = ([data.runs[f(asked, key=lambda i, x=x: x[i])]["name"] for x in (b, a)] for f in (max, min))
+            if pairs:
+                notes.append(
+                    f"{name}, {label} against judge: {flips} of {len(pairs)} pairs of runs change order; first "
+                    f"{best[0]} against {best[1]}, last {worst[0]} against {worst[1]}."
+                )
+    notes += [
+        "strict: the <answer> tag, else the whole output, is the gold letter or the reference to the sign; lenient: "
+        "the training reward's grader. wronged: right by the judge alone; favoured: by the rule alone.",
+        "paper: a heuristic extractor penalised arms by up to 30 points, unequally, and turned the ranking round.",
+    ]
+    if data.source.startswith("rule"):
+        notes.append("the judge here is the lenient rule itself: these two agree by construction.")
+    return f"Rule graders against the judge, % and points ({data.source})", rows, notes + data.notes
+
+
+def hacking_table(runs, data):
+    """Other explanations of a gain: guessing, format, length, options by place, answers without looking, copying."""
+    header = ["set", "run", "format", "parsed", "accuracy", "given parsed", "characters", "letters said / gold, %"]
+    rows = [[*header, "options in place", "options shuffled", "image seen", "image blank"]]
+    folder, again = data.runs[0]["dir"].parent / "probes", {}
+    if any(folder.glob("*/config.json")):
+        probes = judged(load(folder), data.verdicts)
+        check_terms([*data.runs, *probes.runs])
+        for run, right in zip(probes.runs, probes.right, strict=True):
+            again |= {(run["name"], x["set"], x["id"]): y for x, y in zip(probes.items, right, strict=True)}
+    silent = by_rule(data, unparsed)
+    for (name, at), (r, run) in itertools.product(data.sets().items(), enumerate(data.runs)):
+        said, right, heard = data.output[r], data.right[r], at[silent[r, at] == 0]
+        if name == "combined" or None in said[at]:
+            continue
+        row = [name, run["name"], percent(mean(bool(re.search("<answer>.*?</answer>", x, re.S)) for x in said[at]))]
+        row += [percent(len(heard) / len(at)), points(right[at].mean()), percent(mean(right[heard]))]
+        listed = [i for i in at if data.items[i].get("choices")]
+        options = {i: data.items[i]["choices"] for i in listed}
+        golds = [pick(data.items[i]["answer"], options[i]) for i in listed]
+        named = [pick(extract(said[i], options[i]), options[i]) for i in heard if i in options]
+        share = lambda values, k: round(100 * values.count(k) / max(1, len(values)))
+        names = letters(max(options.values(), key=len, default=[]))
+        row += [round(mean(map(len, said[at])))]
+        row += [" ".join(f"{x} {share(named, k)}/{share(golds, k)}" for k, x in enumerate(names))]
+        for probe in PROBES:
+            copies = {i: again.get((run["name"], f"{name}-{probe}", data.items[i]["id"]), math.nan) for i in at}
+            copies = {i: x for i, x in copies.items() if not math.isnan(x)}
+            row += [percent(mean(right[[*copies]])), percent(mean(copies.values()))] if copies else ["", "not run"]
+        rows.append(row)
+    notes = [
+        "given parsed: accuracy among outputs in which the rule grader finds an answer; letters said: among those.",
+        "options shuffled, image blank: the same questions with their options in another order, or on a grey image; "
+        "left of each: as it is, on just those. What shuffling takes away was a habit of letters, what blanking leaves was not read off "
+        "the image. `python -m data.probes.prepare SET.jsonl ...` makes the copies and says how to run them.",
+        "paper: tested and refuted guessing and format as explanations of the main gain; its figures are not known.",
+    ]
+    return f"Other explanations of a gain ({data.source})", rows, notes + copied(data.runs) + data.notes
+
+
+def copied(runs):
+    """Of the rollouts on record that were shown a hint, those whose answer stands in it -> a note a run."""
+    notes, right = [], lambda rows: sum(row["reward"] > 0 for row in rows)
+    for run in runs:
+        path = run["dir"] / "rollouts.jsonl"
+        shown = [row for row in (read_jsonl(path) if path.exists() else []) if row["forced"]]
+        found = [(row, (extract(row["sampled"], []) or "").strip()) for row in shown]
+        same = [row for row, x in found if x and re.search(rf"(?<!\w){re.escape(x)}(?!\w)", row["forced"])]
+        if shown:
+            notes.append(
+                f"{run['name']}: of {len(shown)} rollouts on record that began with a hint {right(shown)} are right; "
+                f"in {len(same)} the answer stands in the hint, of these {right(same)} are right."
+            )
+    return notes
 
 
 def markdown(title, rows, notes):
@@ -220,17 +838,175 @@ def markdown(title, rows, notes):
     return "\n".join([f"### {title}", "", *lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+COLUMN = 3.4  # inches: one column of a paper
+STYLE = {  # a colour a family of priors
+    "base": "0.6 :", "grpo": "0.2 -", "hintonly": "tab:blue -", "uft001": "tab:blue --", "uft002": "tab:blue :",
+    "opd": "tab:green -", "opd-annealed": "tab:green --", "opd-gated": "tab:green :", "reopd": "tab:green -.",
+    "vapo": "tab:red -", "vapohl": "tab:red --", "stack": "tab:purple -",
+}  # fmt: skip
+
+
+def style(arm):
+    return dict(zip(("color", "linestyle"), STYLE.get(arm, "0.4 -").split(), strict=True))
+
+
+def figures(runs, data, folder):
+    """Draws what can be drawn into `folder`: PNG of one column's width at 300 dots an inch."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SystemExit("Figures need matplotlib, and nothing else here does: run `pip install matplotlib`.")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"font.size": 8, "savefig.dpi": 300, "figure.constrained_layout.use": True, "lines.linewidth": 1.2}
+    plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in dict(dynamics=draw_dynamics, transfer=draw_transfer, calibration=draw_calibration).items():
+        drawn = draw(plt, runs, data)
+        if isinstance(drawn, str):
+            print(f"{folder / name}.png is not drawn: {drawn}.")
+            continue
+        drawn.savefig(folder / f"{name}.png")
+        plt.close(drawn)
+        print(f"{folder / name}.png")
+
+
+def draw_dynamics(plt, runs, data):
+    """Reward, all-wrong groups and length over the steps: a moving mean, with several seeds their mean and span."""
+    arms = {}
+    for run in runs:
+        if len(run["metrics"]) >= WINDOW:
+            arms.setdefault(run["arm"], []).append(run["metrics"])
+    if not arms:
+        return f"no run has {WINDOW} steps on record"
+    figure, axes = plt.subplots(3, 1, figsize=(COLUMN, 5.6), sharex=True)
+    panels = {"reward": "rollouts right, %", "all_wrong": "groups all wrong, %", "length": "length, tokens"}
+    for axis, (name, label) in zip(axes, panels.items(), strict=True):
+        for arm, seeds in arms.items():
+            steps = np.arange(WINDOW, min(map(len, seeds)) + 1)
+            smooth = lambda values: np.convolve(values, np.full(WINDOW, 1 / WINDOW), "valid")
+            lines = np.array([smooth([row[name] for row in rows[: steps[-1]]]) for rows in seeds])
+            lines *= 1 if name == "length" else 100
+            axis.plot(steps, lines.mean(0), label=arm, **style(arm))
+            if len(lines) > 1:
+                axis.fill_between(steps, lines.min(0), lines.max(0), color=style(arm)["color"], alpha=0.15, lw=0)
+        axis.set_ylabel(label)
+    axes[-1].set_xlabel(f"step (mean of the last {WINDOW})")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def draw_transfer(plt, runs, data):
+    """Accuracy of every arm on `old` and on `sparse` against that on the transfer set, with one standard error each."""
+    sets, arms = data.sets(), data.arms()
+    known = [name for name in ("old", "sparse") if name in sets and data.transfer()]
+    if not known or len(arms) < 2:
+        return "it takes two arms, a transfer set, and old or sparse"
+    figure, axes = plt.subplots(len(known), 1, figsize=(COLUMN, 2.8 * len(known)), squeeze=False)
+    for axis, name in zip(axes[:, 0], known, strict=True):
+        pair = [sets[name], sets[data.transfer()]]
+        pair_scores = [data.score(at) for at in pair]
+        spots = {arm: np.array([score[arm] for score in pair_scores]) for arm in arms}
+        spots = {arm: spot for arm, spot in spots.items() if np.isfinite(spot).all()}
+        for arm, spot in spots.items():
+            x, y = 100 * np.sqrt(spot * (1 - spot) / [len(at) for at in pair])
+            look = dict(color=style(arm)["color"], ecolor="0.85", elinewidth=0.6)
+            axis.errorbar(*100 * spot, y, x, fmt="o", ms=4, **look)
+        axis.set(xlabel=f"{name}, % right", ylabel=f"{data.transfer()}, % right")
+        x, y = np.array([spot for arm, spot in spots.items() if arm != "base"]).T
+        if len(x) > 2 and not math.isnan(rho := spearman(x, y)):
+            axis.set_title(f"Spearman {rho:+.2f} over {len(x)} arms, p = {p_value(permutation_p(x, y)[0])}", fontsize=8)
+        label_points(figure, axis, {arm: 100 * spot for arm, spot in spots.items()})
+    return figure
+
+
+def label_points(figure, axis, spots):
+    """Writes each name by its point, at the nearest of the places tried that covers no point and no other name."""
+    figure.canvas.draw()
+    taken, dots = [], axis.transData.transform([*spots.values()])
+    places = [(reach, math.radians(turn)) for reach in (6, 10, 15, 21, 28, 36, 45) for turn in range(0, 360, 30)]
+    for name, spot in spots.items():
+        look, clash = dict(textcoords="offset points", va="center", color=style(name)["color"]), {}
+        text = axis.annotate(name, spot, (0, 0), **look)
+        put = lambda reach, turn, text=text: text.set(
+            position=(reach * math.cos(turn), reach * math.sin(turn)),
+            ha=("center", "left", "right")[round(1.4 * math.cos(turn))],
+        )
+        for place_ in places:
+            put(*place_)
+            box = text.get_window_extent()
+            outside = sum(not axis.bbox.contains(*corner) for corner in (box.min, box.max))
+            clash[place_] = outside + sum(box.overlaps(x) for x in taken) + sum(box.contains(*dot) for dot in dots)
+            if not clash[place_]:
+                break
+        best = min(clash, key=clash.get)
+        put(*best)
+        taken.append(text.get_window_extent())
+        if best[0] > 10:
+            line = dict(arrowstyle="-", lw=0.4, color="0.6")
+            axis.annotate("", spot, text.get_position(), textcoords="offset points", arrowprops=line)
+
+
+def draw_calibration(plt, runs, data):
+    """What critics expected against what came, in ten bins of V over all of training; off: the mean gap, by tokens."""
+    logged = {run["name"]: column(run["metrics"], "calibration") for run in runs}
+    if not any(logged.values()):
+        return "no run has a critic (`calibration` in metrics.jsonl)"
+    figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
+    axis.plot([0, 1], [0, 1], color="0.85", lw=0.8)
+    for run in [run for run in runs if logged[run["name"]]]:
+        bins = np.sum(logged[run["name"]], axis=0)  # (10, 3) sum of V, sum of returns, count
+        value, gain, count = bins[bins[:, 2] > 0].T
+        off = abs(value - gain).sum() / count.sum()
+        label = f"{run['name']}: off by {off:.3f}"
+        axis.plot(value / count, gain / count, marker="o", ms=3, label=label, **style(run["arm"]))
+    axis.set(xlabel="value expected", ylabel="return that came")
+    axis.legend()
+    return figure
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+OF_TRAINING = {"sparsity": sparsity_table, "dynamics": dynamics_table, "gates": gates_table}
+OF_OUTCOMES = {"main": main_table, "pairs": pairs_table, "methods": methods_table, "reversal": reversal_table,
+               "composition": composition_table}  # fmt: skip
+TABLES = OF_TRAINING | OF_OUTCOMES | {"audit": audit_table, "hacking": hacking_table}
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="*", help=f"{', '.join(TABLES)}; none is all")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of run folders")
     parser.add_argument("--verdicts", type=Path, help="verdicts.jsonl in that folder, unless given")
+    parser.add_argument("--outcomes", type=Path, metavar="FILE", help="a CSV of outcomes, instead of runs")
+    parser.add_argument("--by", metavar="ATTRIBUTE", help="slice the questions by this, not by evaluation set")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the outcomes as a CSV")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw into this folder")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.table if name not in TABLES]:
         raise SystemExit(f"there is no table {unknown[0]}: choose from {', '.join(TABLES)}.")
-    runs = load(args.runs)
-    for name in args.table or TABLES:
-        print(markdown(*TABLES[name](runs, args.verdicts or args.runs / "verdicts.jsonl")))
+    if args.outcomes and (away := [name for name in args.table if name not in OF_OUTCOMES]):
+        raise SystemExit(f"the table {away[0]} needs run folders, not outcomes alone: leave --outcomes out.")
+    every = [] if args.save or args.figures else OF_OUTCOMES if args.outcomes else TABLES
+    runs, data = [] if args.outcomes else load(args.runs), None
+    for name in [*(args.table or every), *["save"] * bool(args.save), *["figures"] * bool(args.figures)]:
+        if data is None and name not in OF_TRAINING:
+            data = (
+                read_outcomes(args.outcomes)
+                if args.outcomes
+                else judged(runs, args.verdicts or args.runs / "verdicts.jsonl")
+            )
+            if args.by:
+                slice_by(data, args.by)
+        if name == "save":
+            write_outcomes(data, args.save)
+        elif name == "figures":
+            figures(runs, data, args.figures)
+        else:
+            print(markdown(*TABLES[name](runs, data)))
 
 
 if __name__ == "__main__":
