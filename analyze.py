@@ -782,6 +782,10 @@ def hacking_table(runs, data):
         probes = judged(load(folder), data.verdicts)
         check_terms([*data.runs, *probes.runs])
         for run, right in zip(probes.runs, probes.right, strict=True):
+            if Path(run["args"]["model"]).resolve() != (folder.parent / run["name"] / "checkpoint").resolve():
+                raise SystemExit(
+                    f"{run['dir']} is of {run['args']['model']}, not of {run['name']}'s checkpoint: delete it."
+                )
             again |= {(run["name"], x["set"], x["id"]): y for x, y in zip(probes.items, right, strict=True)}
     silent = by_rule(data, unparsed)
     for (name, at), (r, run) in itertools.product(data.sets().items(), enumerate(data.runs)):
@@ -801,13 +805,14 @@ def hacking_table(runs, data):
         for probe in PROBES:
             copies = {i: again.get((run["name"], f"{name}-{probe}", data.items[i]["id"]), math.nan) for i in at}
             copies = {i: x for i, x in copies.items() if not math.isnan(x)}
-            row += [percent(mean(right[[*copies]])), percent(mean(copies.values()))] if copies else ["", "not run"]
+            none = "not run" if listed or probe == "blank" else "no options"
+            row += [percent(mean(right[[*copies]])), percent(mean(copies.values()))] if copies else ["", none]
         rows.append(row)
     notes = [
         "given parsed: accuracy among outputs in which the rule grader finds an answer; letters said: among those.",
         "options shuffled, image blank: the same questions with their options in another order, or on a grey image; "
-        "left of each: as it is, on just those. What shuffling takes away was a habit of letters, what blanking leaves was not read off "
-        "the image. `python -m data.probes.prepare SET.jsonl ...` makes the copies and says how to run them.",
+        "left of each, just those as they were. What shuffling takes away was a habit of letters; what blanking leaves "
+        "was not read off the image. `python -m data.probes.prepare SET.jsonl` makes the copies and says how to run them.",
         "paper: tested and refuted guessing and format as explanations of the main gain; its figures are not known.",
     ]
     return f"Other explanations of a gain ({data.source})", rows, notes + copied(data.runs) + data.notes
