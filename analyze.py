@@ -187,12 +187,6 @@ class Outcomes:
         return ids if "" not in ids and len(set(ids)) < len(ids) else None
 
 
-@functools.cache
-def read_set(path):
-    """An evaluation set's rows and the sha256 of its file."""
-    return read_jsonl(path), hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def eval_paths(run):
     return [Path(path) for path in run["args"]["eval"].split(",") if path]
 
@@ -205,7 +199,7 @@ def check_terms(runs):
         terms = {f"--{term.replace('_', '-')}": run["args"].get(term) for term in TERMS}
         for path in eval_paths(run):
             terms[f"set {path.stem}"] = was = run["sha256"].get(str(path))
-            if path.exists() and was not in (None, read_set(path)[1]):
+            if path.exists() and was not in (None, hashlib.sha256(path.read_bytes()).hexdigest()):
                 raise SystemExit(f"{path} is not the file that {run['name']} answered (see sha256 in its config.json): "
                                  "put that file back, or train the run again.")  # fmt: skip
         for term, value in terms.items():
@@ -233,7 +227,7 @@ def judged(runs, path):
     check_terms(done)
     answers, items, missing = [read_answers(run["dir"]) for run in done], {}, []
     for path_ in dict.fromkeys(path for run in done for path in eval_paths(run)):
-        items |= {(path_.stem, row["id"]): row | {"set": path_.stem} for row in read_set(path_)[0]}
+        items |= {(path_.stem, row["id"]): row | {"set": path_.stem} for row in read_jsonl(path_)}
     place_of = {key: i for i, key in enumerate(items)}
     right, output = np.full((len(done), len(items)), np.nan), np.full((len(done), len(items)), None, dtype=object)
     for r, mine in enumerate(answers):
@@ -757,8 +751,10 @@ def audit_table(runs, data):
             a, b = judge.mean(1), right[:, at].mean(1)
             pairs = list(itertools.combinations(asked, 2))
             flips = sum((a[i] - a[j]) * (b[i] - b[j]) < 0 for i, j in pairs)
-            best, worst = ([data.runs[f(asked, key=lambda i, x=x: x[i])]["name"] for x in (b, a)] for f in (max, min))
             if pairs:
+                best, worst = (
+                    [data.runs[f(asked, key=lambda i, x=x: x[i])]["name"] for x in (b, a)] for f in (max, min)
+                )
                 notes.append(
                     f"{name}, {label} against judge: {flips} of {len(pairs)} pairs of runs change order; first "
                     f"{best[0]} against {best[1]}, last {worst[0]} against {worst[1]}."
@@ -811,8 +807,8 @@ def hacking_table(runs, data):
     notes = [
         "given parsed: accuracy among outputs in which the rule grader finds an answer; letters said: among those.",
         "options shuffled, image blank: the same questions with their options in another order, or on a grey image; "
-        "left of each, just those as they were. What shuffling takes away was a habit of letters; what blanking leaves "
-        "was not read off the image. `python -m data.probes.prepare SET.jsonl` makes the copies and says how to run them.",
+        "left of each, just those as they were. What shuffling takes away was a habit of letters, what blanking leaves "
+        "was not read off the image. `python -m data.probes.prepare SET.jsonl` makes the copies and says what is next.",
         "paper: tested and refuted guessing and format as explanations of the main gain; its figures are not known.",
     ]
     return f"Other explanations of a gain ({data.source})", rows, notes + copied(data.runs) + data.notes
@@ -865,6 +861,7 @@ def figures(runs, data, folder):
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from PIL import Image
 
     plt.rcParams |= {"font.size": 8, "savefig.dpi": 300, "figure.constrained_layout.use": True, "lines.linewidth": 1.2}
     plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
@@ -874,9 +871,10 @@ def figures(runs, data, folder):
         if isinstance(drawn, str):
             print(f"{folder / name}.png is not drawn: {drawn}.")
             continue
-        drawn.savefig(folder / f"{name}.png")
+        drawn.savefig(path := folder / f"{name}.png")
         plt.close(drawn)
-        print(f"{folder / name}.png")
+        Image.open(path).convert("RGB").quantize(64).save(path, optimize=True, dpi=(300, 300))  # a third of the size
+        print(path)
 
 
 def draw_dynamics(plt, runs, data):
@@ -911,6 +909,7 @@ def draw_transfer(plt, runs, data):
     if not known or len(arms) < 2:
         return "it takes two arms, a transfer set, and old or sparse"
     figure, axes = plt.subplots(len(known), 1, figsize=(COLUMN, 2.8 * len(known)), squeeze=False)
+    marked = []
     for axis, name in zip(axes[:, 0], known, strict=True):
         pair = [sets[name], sets[data.transfer()]]
         pair_scores = [data.score(at) for at in pair]
@@ -924,18 +923,21 @@ def draw_transfer(plt, runs, data):
         x, y = np.array([spot for arm, spot in spots.items() if arm != "base"]).T
         if len(x) > 2 and not math.isnan(rho := spearman(x, y)):
             axis.set_title(f"Spearman {rho:+.2f} over {len(x)} arms, p = {p_value(permutation_p(x, y)[0])}", fontsize=8)
-        label_points(figure, axis, {arm: 100 * spot for arm, spot in spots.items()})
+        marked.append((axis, {arm: 100 * spot for arm, spot in spots.items()}))
+    figure.canvas.draw()  # now the axes are where they stay
+    for axis, spots in marked:
+        label_points(axis, spots)
     return figure
 
 
-def label_points(figure, axis, spots):
+def label_points(axis, spots):
     """Writes each name by its point, at the nearest of the places tried that covers no point and no other name."""
-    figure.canvas.draw()
     taken, dots = [], axis.transData.transform([*spots.values()])
     places = [(reach, math.radians(turn)) for reach in (6, 10, 15, 21, 28, 36, 45) for turn in range(0, 360, 30)]
     for name, spot in spots.items():
         look, clash = dict(textcoords="offset points", va="center", color=style(name)["color"]), {}
         text = axis.annotate(name, spot, (0, 0), **look)
+        text.set_in_layout(False)
         put = lambda reach, turn, text=text: text.set(
             position=(reach * math.cos(turn), reach * math.sin(turn)),
             ha=("center", "left", "right")[round(1.4 * math.cos(turn))],
@@ -952,7 +954,9 @@ def label_points(figure, axis, spots):
         taken.append(text.get_window_extent())
         if best[0] > 10:
             line = dict(arrowstyle="-", lw=0.4, color="0.6")
-            axis.annotate("", spot, text.get_position(), textcoords="offset points", arrowprops=line)
+            axis.annotate("", spot, text.get_position(), textcoords="offset points", arrowprops=line).set_in_layout(
+                False
+            )
 
 
 def draw_calibration(plt, runs, data):

@@ -1,15 +1,24 @@
 """analyze.py: statistics against independent computation and published outcomes, tables recomputed by hand."""
 
 import csv
+import hashlib
+import importlib.util
+import itertools
 import json
+import math
 import random
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from scipy import stats
 from scipy.stats import binomtest
 
 import analyze
 import judge
+from data.probes import prepare
 
 OUTCOMES = Path(__file__).parents[2] / "shared" / "real_samples" / "dynamath_results.csv"
 
@@ -31,7 +40,8 @@ def write_run(arm, seed=0, metrics=(), right=None, gates=None, **args):
         outputs += [{"set": name, "id": row["id"], "output": said(i)} for i, row in enumerate(rows)]
     write_lines(folder / "outputs.jsonl", outputs)
     paths = ",".join(f"data/{name}.jsonl" for name in right)
-    config = {"args": {"name": arm, "seed": seed, "group": 8, "problems": 64, "eval": paths} | args}
+    sha256 = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths.split(",")}
+    config = {"args": {"name": arm, "seed": seed, "group": 8, "problems": 64, "eval": paths} | args, "sha256": sha256}
     (folder / "config.json").write_text(json.dumps(config))
     if metrics:
         write_lines(folder / "metrics.jsonl", metrics)
@@ -47,10 +57,34 @@ def steps(n, **fields):
     return [{"step": i} | {k: value(x, i) for k, x in (base | fields).items()} for i in range(n)]
 
 
-def table(name):
-    title, rows, notes = analyze.TABLES[name](analyze.load(Path("runs")), Path("runs/verdicts.jsonl"))
-    assert {len(row) for row in rows} == {len(rows[0])}
+def table(name, data=None, runs=Path("runs")):
+    """A table's parts, of an outcomes file or of the run folders."""
+    loaded = [] if data else analyze.load(runs)
+    if not data and name not in analyze.OF_TRAINING:
+        data = analyze.judged(loaded, Path("runs/verdicts.jsonl"))
+    title, rows, notes = analyze.TABLES[name](loaded, data)
+    assert {len(row) for row in rows} == {len(rows[0])} and len(set(rows[0])) == len(rows[0])
     return title, rows, notes
+
+
+def find(rows, **wanted):
+    """The one row with these cells as {column: cell}."""
+    named = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    (row,) = [row for row in named if all(row[k] == v for k, v in wanted.items())]
+    return row
+
+
+def outcomes(sets, arms, path=Path("outcomes.csv"), **attributes):
+    """Writes an outcomes file and reads it: sets = {name: questions}, arms = {arm: {name: 0/1 list}}."""
+    with open(path, "w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["set", "id", *attributes, *arms])
+        for name, n in sets.items():
+            lines.writerows(
+                [name, i, *(x[name][i] for x in attributes.values()), *(x[name][i] for x in arms.values())]
+                for i in range(n)
+            )
+    return analyze.read_outcomes(path)
 
 
 def cells(rows, run):
@@ -127,6 +161,153 @@ def test_the_slack_of_the_floor_is_three_standard_errors():
     assert slack == pytest.approx(3 * error, rel=0.15)
 
 
+@pytest.mark.parametrize(("b", "c", "p"), [(1, 8, 0.0215), (0, 5, 0.0313), (0, 6, 0.0156), (0, 0, 1), (7, 7, 1)])
+def test_mid_p_gives_the_reference_values(b, c, p):
+    assert analyze.mcnemar_mid(b, c) == analyze.mcnemar_mid(c, b) == pytest.approx(p, abs=5.1e-5)
+
+
+def test_mid_p_is_the_exact_p_less_the_probability_of_the_table():
+    for b, c in [(1, 8), (2, 3), (40, 90), (656, 600), (5, 5)]:
+        binomial = stats.binom(b + c, 0.5)
+        p = min(1, 2 * binomial.cdf(min(b, c) - 1) + binomial.pmf(b))
+        assert analyze.mcnemar_mid(b, c) == pytest.approx(p, rel=1e-9)
+
+
+def test_the_smallest_detectable_difference_gives_the_reference_values():
+    for n, points in {319: 6.3, 800: 3.8, 1119: 3.0, 501: 4.6, 5010: 1.4}.items():  # at 25 % discordance
+        assert 100 * analyze.detectable(round(n / 4)) / n == pytest.approx(points, abs=0.051)
+    for m in range(60):
+        gaps = [abs(m - 2 * k) for k in range(m + 1) if analyze.mcnemar(k, m - k) < 0.05]
+        assert analyze.detectable(m) == min(gaps, default=None)
+
+
+def test_holm_is_the_closure_of_bonferroni():
+    draw = random.Random(0)
+    for n in (1, 2, 5, 8):
+        ps = [draw.random() ** 3 for _ in range(n - 1)] + [0.01]
+        ps[0] = ps[-1]  # a tie
+        subsets = [s for k in range(1, n + 1) for s in itertools.combinations(range(n), k)]
+        closed = [max(min(1, len(s) * min(ps[j] for j in s)) for s in subsets if i in s) for i in range(n)]
+        assert analyze.holm(ps) == pytest.approx(closed)
+    assert analyze.holm([]) == []
+
+
+def test_spearman_is_scipys():
+    draw = random.Random(0)
+    for n in (3, 5, 11, 20):
+        for top in (3, 100):  # with ties, and hardly any
+            x, y = ([draw.randrange(top) for _ in range(n)] for _ in range(2))
+            with warnings.catch_warnings(action="ignore"):
+                rho = stats.spearmanr(x, y).statistic
+            assert analyze.spearman(x, y) == pytest.approx(rho, nan_ok=True)
+    assert analyze.spearman([0.1 + 0.2, 0.3, 1], [1, 1, 2]) == pytest.approx(1)  # ties but for a rounding
+
+
+def permutation_with(D, n=11):
+    """Two rankings of n without ties and with sum d^2 = D."""
+    draw, x = random.Random(D), list(range(n))
+    while True:
+        pull = draw.uniform(-3, 3)
+        y = sorted(x, key=lambda i, pull=pull: i * pull + draw.gauss(0, 4))
+        if sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) == D:
+            return x, y
+
+
+@pytest.mark.parametrize(
+    ("D", "rho", "p"),
+    [
+        (380, -0.7273, 0.014400),  # the last column by walking through all 39,916,800 orders
+        (382, -0.7364, 0.012774),
+        (384, -0.7455, 0.011215),
+        (386, -0.7545, 0.009846),
+        (24, 0.8909, 0.000520),
+    ],
+)
+def test_eleven_arms_without_ties_give_the_known_p(D, rho, p):
+    x, y = permutation_with(D)
+    assert analyze.spearman(x, y) == pytest.approx(rho, abs=5e-5)
+    assert analyze.permutation_p(x, y) == (pytest.approx(p, abs=5.1e-7), "exact")
+
+
+def test_the_permutation_p_is_that_of_all_orders():
+    draw = random.Random(1)
+    for n, top in [(2, 9), (4, 100), (5, 3), (6, 4), (7, 100)]:
+        x, y = list(range(n)), [draw.randrange(top) for _ in range(n)]
+        y[0] = -1  # not all equal
+        x[1] = x[-1]
+        ours = abs(analyze.spearman(x, y))
+        orders = [abs(analyze.spearman(x, order)) >= ours - 1e-12 for order in itertools.permutations(y)]
+        assert analyze.permutation_p(x, y)[0] == pytest.approx(sum(orders) / len(orders)), (x, y)
+    x, y = [3, 1, 4, 1.5, 9, 2.6], [2, 7, 1, 8, 2, 8]
+    scipys = stats.permutation_test((x,), lambda z: stats.spearmanr(z, y).statistic, permutation_type="pairings")
+    assert analyze.permutation_p(x, y)[0] == pytest.approx(scipys.pvalue)
+
+
+def test_more_than_eleven_arms_are_drawn_by_seed():
+    x, y = permutation_with(600, n=14)
+    p, how = analyze.permutation_p(x, y)
+    assert how == "Monte Carlo" and analyze.permutation_p(x, y) == (p, how) != analyze.permutation_p(x, y, seed=1)
+    assert p == pytest.approx(stats.spearmanr(x, y).pvalue, abs=0.01)  # by Student's t, an approximation
+    assert analyze.permutation_p(x, x)[0] == pytest.approx(1 / (analyze.DRAWS + 1))  # never 0
+
+
+def test_clusters_of_one_are_the_paired_t_test_and_equal_ones_that_of_their_means():
+    draw = np.random.default_rng(0)
+    gaps = draw.integers(-1, 2, 40).astype(float)
+    middle, half, p = analyze.clustered(gaps, range(40))
+    test = stats.ttest_1samp(gaps, 0)
+    assert (middle, p) == (pytest.approx(gaps.mean()), pytest.approx(test.pvalue))
+    assert (middle - half, middle + half) == pytest.approx(tuple(test.confidence_interval()))
+    cluster = np.arange(40) % 8  # 8 programs of 5 variants
+    means = gaps.reshape(5, 8).mean(0)
+    assert analyze.clustered(gaps, cluster)[2] == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
+    repeated = np.repeat(gaps, 10)  # ten copies of each question hold nothing new
+    assert analyze.clustered(repeated, np.repeat(np.arange(40), 10)) == pytest.approx((middle, half, p))
+    assert analyze.clustered(repeated, range(400))[2] < p / 2 or p > 0.5
+    assert math.isnan(analyze.clustered(gaps[:1], [0])[2])
+
+
+# ---- published outcomes
+
+
+@pytest.fixture
+def published():
+    if not OUTCOMES.exists():
+        pytest.skip(f"{OUTCOMES} is not here: the published outcomes lie outside the repository")
+    return analyze.read_outcomes(OUTCOMES)
+
+
+def test_published_dynamath_outcomes_give_the_published_accuracies(published):
+    assert len(published.runs) == 14 and len(published.items) == 5010
+    rows = table("main", published)[1]
+    for arm, average, worst in [("Qwen2-7B", 42.1, 13.8), ("GPT4o", 63.3, 34.7), ("claude3.5", 64.8, 35.7),
+                                ("llava1.5-7B", 16.4, 1.8)]:  # fmt: skip
+        row = find(rows, run=arm)
+        assert row["dynamath_results (n = 5010)"].split()[0] == str(average)
+        assert row["dynamath_results, worst case (n = 501)"] == str(worst)
+    rows = table("composition", published)[1]
+    assert find(rows, who="Qwen2-7B")["multiple choice"] == "60.4"
+
+
+def test_published_dynamath_outcomes_in_pairs(published):
+    rows = table("pairs", published)[1]
+    assert len(rows) == 1 + 14 * 13 // 2
+    for pair, won, lost, p in [("InternVL2-26b - Qwen2-7B", 600, 656, 0.1206), ("GPT4o - claude3.5", 558, 633, 0.0320),
+                               ("deepseek7B - llava1.6-vicuna-13B", 574, 475, 0.00246)]:  # fmt: skip
+        row = find(rows, pair=pair)
+        assert (row["won"], row["lost"]) == (won, lost)
+        assert float(row["exact p"]) == pytest.approx(p, rel=5e-3) and float(row["mid-p"]) < p
+        assert float(row["Holm p"]) >= float(row["exact p"]) and row["declared"] == ""
+        assert float(row["p by program"]) > p  # ten variants of a program are not ten questions
+
+
+def test_published_dynamath_outcomes_slice_by_type(published, capsys):
+    analyze.main(["main", "reversal", "--outcomes", str(OUTCOMES), "--by", "answer_type"])
+    out = capsys.readouterr().out
+    assert "float (n = 2960)" in out and "multiple choice (n = 1740)" in out and "text (n = 310)" in out
+    assert out.count("Monte Carlo") == 3  # three pairs of slices, 14 arms
+
+
 # ---- sparsity
 
 
@@ -193,6 +374,34 @@ def test_gates_lists_every_gate_and_names_the_runs_without():
     assert r"a \| b" in analyze.markdown(title, rows, notes)
 
 
+# ---- dynamics
+
+
+def test_dynamics_recomputes_by_hand():
+    all_wrong = lambda i: 0.9 if i < 3 else 0.5
+    write_run("grpo", metrics=steps(12, reward=lambda i: i / 100, all_wrong=all_wrong, entropy=0.25))
+    write_run("base")
+    _, rows, notes = table("dynamics")
+    assert [row[:4] for row in rows[1:]] == [
+        ["grpo-s0", "0-2", "1.0", "90.0"], ["grpo-s0", "3-5", "4.0", "50.0"], ["grpo-s0", "6-7", "6.5", "50.0"],
+        ["grpo-s0", "8-9", "8.5", "50.0"], ["grpo-s0", "10-11", "10.5", "50.0"],
+    ]  # fmt: skip
+    assert [row["entropy"] for row in (dict(zip(rows[0], row, strict=True)) for row in rows[1:])] == ["0.25"] * 5
+    assert [row[-1] for row in rows[1:]] == ["85-97", "", "", "", ""]
+
+
+def test_a_torn_last_line_of_metrics_is_left_out_and_said(capsys):
+    folder = Path(write_run("grpo", metrics=steps(12)))
+    whole = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(whole + whole.splitlines()[0][:-5])
+    assert len(analyze.load(Path("runs"))[0]["metrics"]) == 12
+    said = "grpo-s0/metrics.jsonl: its last line is torn (a run was killed, or is writing), 12 are whole"
+    assert said in capsys.readouterr().err
+    (folder / "metrics.jsonl").write_text("{" + whole)
+    with pytest.raises(SystemExit, match=r"metrics.jsonl, line 1 is not JSON"):
+        analyze.load(Path("runs"))
+
+
 # ---- main
 
 
@@ -205,14 +414,15 @@ def test_main_recomputes_by_hand():
     judge.main(runs)
     title, rows, notes = table("main")
     assert title == "Accuracy, % (rule judge, not comparable with the paper's LLM judge)"
-    assert rows[0] == ["run", "seed", "sparse (n = 10)", "cross (n = 10)", "paper: DynaMath"]
+    assert rows[0][:4] == ["run", "seed", "sparse (n = 10)", "cross (n = 10)"]
+    assert rows[0][4:] == ["delivered", "paper: delivered", "paper: DynaMath"]
     wilson = lambda k: "[{:.1f}, {:.1f}]".format(*(100 * x for x in binomtest(k, 10).proportion_ci(method="wilson")))
     assert rows[1:] == [
-        ["base-s0", 0, f"10.0 {wilson(1)}", f"20.0 {wilson(2)}", ""],
-        ["grpo-s0", 0, f"0.0 {wilson(0)}", f"20.0 {wilson(2)}", "27.0-29.1"],
-        ["hintonly-s0", 0, f"80.0 {wilson(8)}", f"100.0 {wilson(10)}", "30.6-32.9"],
+        ["base-s0", 0, f"10.0 {wilson(1)}", f"20.0 {wilson(2)}", "", "", ""],
+        ["grpo-s0", 0, f"0.0 {wilson(0)}", f"20.0 {wilson(2)}", "", "no prior", "27.0-29.1"],
+        ["hintonly-s0", 0, f"80.0 {wilson(8)}", f"100.0 {wilson(10)}", "", "yes", "30.6-32.9"],
     ]
-    tests = [note for note in notes if "McNemar" in note]
+    tests = [note for note in notes if " against base-s0" in note]
     assert tests == [
         "grpo-s0 against base-s0, exact two-sided McNemar, p uncorrected: "
         "sparse p = 1 (0 won, 1 lost), cross p = 1 (0 won, 0 lost).",
@@ -226,39 +436,435 @@ def test_main_shows_each_seed_and_their_mean():
     judge.main([write_run("vapo", seed, right={"sparse": hits[seed]}) for seed in (10, 0, 2)] + [write_run("stack")])
     _, rows, notes = table("main")
     assert [row[0] for row in rows[1:]] == ["vapo-s0", "vapo-s2", "vapo-s10", "vapo, mean", "stack-s0"]
-    assert rows[4] == ["vapo, mean", "3 seeds", "30.0", "", "27.0-29.1"]
+    half = stats.t.interval(0.95, 2, 30, stats.sem([10, 30, 50]))[1] - 30
+    assert rows[4] == ["vapo, mean", "3 seeds", f"30.0 +- {half:.1f}", "", "", "no: MSE critic", "27.0-29.1"]
     assert rows[1][3] == ""  # vapo was not asked cross
-    assert sum("McNemar" in note for note in notes) == 1 and any("--name base --steps 0" in note for note in notes)
+    assert not any(" against " in note for note in notes) and any("--name base --steps 0" in note for note in notes)
 
 
 def test_the_paper_has_six_effective_arms_and_five_others():
     ranges = list(analyze.PAPER_DYNAMATH.values())
     assert ranges.count("30.6-32.9") == 6 and ranges.count("27.0-29.1") == 5 and len(ranges) == 12
+    assert sorted(analyze.PAPER_LOST) == sorted(analyze.OTHERS) and len(analyze.METHODS) == 7
+    assert list(analyze.STYLE) == list(analyze.PAPER_DYNAMATH)
+
+
+def test_a_prior_is_delivered_where_it_beats_grpo_on_both_sets():
+    up, none = [1] * 30 + [0] * 10, [0] * 40
+    few = [1] * 5 + [0] * 35  # 5 won, none lost: p = 0.0625
+    arm = lambda old, sparse, cross: {"old": old, "sparse": sparse, "cross": cross}
+    arms = {
+        "base": arm(up, up, up), "grpo": arm(none, none, none), "hintonly": arm(up, none, up), "opd": arm(up, up, few),
+        "vapo": arm(none, few, up), "grpo-s1": arm(up, up, up), "stack-s1": arm(up, up, up),
+        "reopd-s2": arm(up, up, up),
+    }  # fmt: skip
+    data = outcomes({"old": 40, "sparse": 40, "cross": 40}, arms)
+    _, rows, _ = table("main", data)
+    assert rows[0][2:6] == ["old (n = 40)", "sparse (n = 40)", "combined (n = 80)", "cross (n = 40)"]
+    verdicts = {row[0]: row[rows[0].index("delivered")] for row in rows[1:]}
+    assert verdicts == {"base": "", "grpo": "", "grpo-s1": "", "grpo, mean": "", "hintonly": "yes", "opd": "no",
+                        "reopd-s2": "", "vapo": "no", "stack-s1": "no"}  # fmt: skip
+
+
+def test_the_worst_case_is_by_program_and_so_is_the_test():
+    program = {"dynamath": [f"q{i // 5}" for i in range(40)]}
+    grpo, stack = [0] * 40, [1] * 12 + [0] * 28  # programs 0 and 1 whole, 2 of 5 of program 2
+    data = outcomes({"dynamath": 40}, {"grpo": {"dynamath": grpo}, "stack": {"dynamath": stack}}, seed_id=program)
+    assert find(table("main", data)[1], run="stack")["dynamath, worst case (n = 8)"] == "25.0"
+    row = find(table("pairs", data)[1], pair="grpo - stack")
+    means = np.array(stack).reshape(8, 5).mean(1)
+    assert row["p by program"] == f"{stats.ttest_1samp(means, 0).pvalue:.3g}" and float(row["exact p"]) < 0.001
 
 
 def test_main_refuses_when_a_verdict_is_missing():
     runs = [write_run("base", right={"sparse": [0]}), write_run("grpo", right={"sparse": [0, 1]})]
-    with pytest.raises(
-        SystemExit, match=r"missing \(base-s0 10 of 10, grpo-s0 10 of 10\): run `python judge.py runs/\*`"
-    ):
-        table("main")
+    missing = r"missing \(base-s0 10 of 10, grpo-s0 10 of 10\): run `python judge.py runs/\*`"
+    for name in [*analyze.OF_OUTCOMES, "audit", "hacking"]:
+        with pytest.raises(SystemExit, match=missing):
+            table(name)
     judge.main(runs[:1])
-    with pytest.raises(SystemExit, match=r"^verdicts are missing \(grpo-s0 1 of 10\)"):  # one output is new
+    with pytest.raises(SystemExit, match=r"missing \(grpo-s0 1 of 10: sparse/sparse1\): .* --judge rule`"):
         table("main")
     judge.main(runs)
     assert len(table("main")[1]) == 3
+    lines = Path("runs/verdicts.jsonl").read_text().splitlines()
+    Path("runs/verdicts.jsonl").write_text("\n".join(lines[1:]) + "\n")  # an item that the judge gave up on
+    with pytest.raises(SystemExit, match=r"1 of 10: sparse/sparse\d"):
+        table("main")
 
 
-def test_main_refuses_runs_that_answered_different_questions():
-    runs = [write_run("base"), write_run("grpo")]
+def test_runs_that_were_evaluated_otherwise_are_refused():
+    runs = [write_run("base", max_pixels=784), write_run("grpo", max_pixels=784), write_run("vapo", max_pixels=1568)]
+    judge.main(runs)
+    with pytest.raises(SystemExit, match=r"base-s0 and vapo-s0 were .* another --max-pixels \('784', '1568'\)"):
+        table("main")
+    write_run("vapo", max_pixels=784, instruction="Think.")
+    with pytest.raises(SystemExit, match="another --instruction"):
+        table("pairs")
+    write_run("vapo", max_pixels=784)
     row = {"id": "sparse0", "question": "another?", "answer": "0", "choices": []}
     write_lines(Path("elsewhere/sparse.jsonl"), [row])
     write_lines(Path("runs/vapo-s0/outputs.jsonl"), [{"set": "sparse", "id": "sparse0", "output": ""}])
-    config = {"args": {"name": "vapo", "seed": 0, "group": 8, "eval": "elsewhere/sparse.jsonl"}}
+    config = json.loads(Path("runs/vapo-s0/config.json").read_text())
+    config["args"]["eval"] = "elsewhere/sparse.jsonl"
+    config["sha256"] = {
+        path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in ["elsewhere/sparse.jsonl"]
+    }
     Path("runs/vapo-s0/config.json").write_text(json.dumps(config))
-    judge.main([*runs, "runs/vapo-s0"])
-    with pytest.raises(SystemExit, match="base-s0 and vapo-s0 answered different questions under the name sparse"):
+    with pytest.raises(SystemExit, match="base-s0 and vapo-s0 were evaluated with another set sparse"):
         table("main")
+
+
+def test_a_set_that_changed_after_the_run_is_refused():
+    judge.main([write_run("base"), write_run("grpo")])
+    rows = judge.read_jsonl("data/cross.jsonl")
+    write_lines(Path("data/cross.jsonl"), [rows[0] | {"answer": "7"}, *rows[1:]])
+    with pytest.raises(SystemExit, match="^data/cross.jsonl is not the file that base-s0 answered"):
+        table("main")
+
+
+def test_unfinished_runs_are_named_and_left_out():
+    judge.main([write_run("base"), write_run("grpo")])
+    Path(write_run("vapo", metrics=steps(7), steps=300), "outputs.jsonl").unlink()
+    for name in ("main", "pairs", "audit"):
+        _, rows, notes = table(name)
+        assert not any("vapo-s0" in map(str, row) for row in rows)
+        assert any("left out: vapo-s0 is unfinished (step 7 of 300)" in note for note in notes)
+    write_run("stack", right={"sparse": [3], "cross": []})
+    with pytest.raises(SystemExit, match="run `python judge.py runs/base-s0 runs/grpo-s0 runs/stack-s0 --judge rule`"):
+        table("main")  # judge.py stops at an unfinished run
+
+
+# ---- outcomes files
+
+
+def test_arms_and_attributes_of_an_outcomes_file():
+    Path("o.csv").write_text("level,grpo-s1,variant,x-1,grpo,seed_id\n1,1,0,0,1,0\n2,0,1,0,1,1\n")
+    data = analyze.read_outcomes(Path("o.csv"))
+    assert [(run["arm"], run["seed"]) for run in data.runs] == [("grpo", 1), ("grpo", 0), ("x-1", 0)]
+    assert data.right.tolist() == [[1, 0], [1, 1], [0, 0]]
+    assert data.items[1] == {"set": "o", "id": 1, "level": "2", "variant": "1", "seed_id": "1"}
+    assert data.notes == ["o.csv: 3 arms; attributes: level, variant, seed_id."]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("set,grpo\nold,1\nold,\n", "row 3: the column 'grpo' holds ''. An arm is 0 or 1 in every row"),
+        ("set,grpo\nold,1.0\nold,0.0\n", "row 2: the column 'grpo' holds '1.0'"),
+        ("set,grpo\nold,True\n", "row 2: the column 'grpo' holds 'True'"),
+        ("grpo,vapo\n0,1\n1,1\n1,0\n2,1\n", "row 5: the column 'grpo' holds '2'"),
+        ("set,kind\nold,1\n", "has no arm: no column but set, id, kind"),
+        ("", "has no arm"),
+        ("set,grpo\nold,1\nold\n", "row 3 has 1 cells, the header 2"),
+        ("set,grpo,grpo\nold,1,1\n", "two columns for one run"),
+        ("grpo-s0,grpo\n1,1\n", "two columns for one run"),
+    ],
+)
+def test_an_outcomes_file_that_is_not_clear_is_refused(text, words):
+    Path("o.csv").write_text(text)
+    with pytest.raises(SystemExit, match=words):
+        analyze.read_outcomes(Path("o.csv"))
+
+
+def test_outcomes_of_runs_give_the_same_tables_from_a_file():
+    hits = {"base": [0], "grpo": [0, 1, 2], "hintonly": [1, 2, 3, 4, 8], "uft001": [5, 6, 7, 8, 9], "stack": []}
+    sets = {"old": 3, "sparse": 1, "cross": 2}
+    right = lambda hit: {name: [(i * k) % 10 for i in hit] for name, k in sets.items()}
+    judge.main([write_run(arm, seed, right=right(hit)) for arm, hit in hits.items() for seed in (0, 1)])
+    analyze.main(["--save", "saved.csv"])
+    saved = analyze.read_outcomes(Path("saved.csv"))
+    for name in analyze.OF_OUTCOMES:
+        rows, again = table(name)[1], table(name, saved)[1]
+        strict = [row for row in rows if "strict rule" not in row]  # outputs are needed for that
+        assert strict == again, name
+
+
+# ---- pairs, methods
+
+
+def test_pairs_are_of_one_seed_and_holm_is_over_one_set_and_seed():
+    draw = random.Random(0)
+    names = ["base", "grpo", "hintonly", "stack", "vapohl", "vapo", "vapo-s1", "vapohl-s1"]
+    arms = {name: {s: [draw.randrange(2) for _ in range(60)] for s in ("old", "sparse")} for name in names}
+    _, rows, notes = table("pairs", outcomes({"old": 60, "sparse": 60}, arms))
+    assert len(rows) - 1 == 3 * (10 + 1)  # old, sparse, combined
+    of = [row for row in rows[1:] if row[:2] == ["combined", 0]]
+    assert [row[2] for row in of if row[11]] == ["hintonly - grpo", "stack - hintonly", "vapohl - vapo"]
+    assert [row[11] for row in of] == ["yes"] * 3 + [""] * 7
+    both = lambda name: arms[name]["old"] + arms[name]["sparse"]
+    for row in of:
+        one, two = map(both, row[2].split(" - "))
+        won, lost = (sum(x > y for x, y in zip(a, b, strict=True)) for a, b in ((one, two), (two, one)))
+        assert row[3:7] == [f"{(won - lost) / 1.2:+.1f}", won, lost, f"{binomtest(won, won + lost).pvalue:.3g}"]
+    ps = [binomtest(row[4], row[4] + row[5]).pvalue for row in of]
+    assert [row[8] for row in of] == [f"{p:.3g}" for p in analyze.holm(ps)]
+    assert [row[-1] for row in rows[1:] if row[-1]] == ["+14.4"] * 2  # vapohl - vapo combined, each seed
+    assert find(rows, set="old", seed=1)["pair"] == "vapohl - vapo" and find(rows, set="old", seed=1)["Holm p"] != ""
+
+
+def test_methods_are_paired_by_seed():
+    shares = {"vapohl": 30, "vapo": 10, "vapohl-s1": 40, "vapo-s1": 10, "vapohl-s2": 20, "vapo-s3": 39}
+    arms = {name: {"cross": [1] * k + [0] * (40 - k)} for name, k in shares.items()}
+    row = find(table("methods", outcomes({"cross": 40}, arms))[1], statement="4 HL-Gauss critic for MSE")
+    test = stats.ttest_1samp([50, 75], 0)
+    low, high = test.confidence_interval()
+    assert list(row.values())[1:] == ["cross", "vapohl - vapo", "+62.5", f"{low:+.1f} to {high:+.1f}",
+                                      f"{test.pvalue:.3g}", 2, "30.6-32.9 to 27.0-29.1"]  # fmt: skip
+
+
+def test_methods_take_ends_of_groups_and_say_what_was_not_run():
+    shares = {"base": 30, "grpo": 11, "hintonly": 20, "uft001": 16, "uft002": 18, "opd": 12, "opd-gated": 15}
+    arms = {name: {s: [1] * k + [0] * (40 - k) for s in ("old", "sparse", "cross")} for name, k in shares.items()}
+    _, rows, _ = table("methods", outcomes({"old": 40, "sparse": 40, "cross": 40}, arms))
+    assert len(rows) == 15 and {row[1] for row in rows[1:]} == {"combined", "cross"}
+    of = lambda k: next(row for row in rows[1:] if row[0].startswith(k) and row[1] == "cross")
+    assert of("1")[2:4] == ["uft001 - opd-gated (not run: opd-annealed vapohl stack reopd vapo)", "+2.5"]
+    assert of("1")[5] == ""
+    assert of("2")[2:4] == ["hintonly - grpo", "+22.5"]
+    gaps = [1] * 9 + [0] * 31
+    low, high = stats.ttest_1samp(gaps, 0).confidence_interval()
+    assert of("2")[4:7] == [f"{100 * low:+.1f} to {100 * high:+.1f}", f"{stats.ttest_1samp(gaps, 0).pvalue:.3g}", 1]
+    assert of("3")[2:4] == ["uft001 & uft002 - hintonly", "-7.5"]
+    assert of("4")[2:] == ["not run: vapohl vapo", "", "", "", "", "30.6-32.9 to 27.0-29.1"]
+    assert of("6")[2] == "not run: stack opd-annealed" and of("7")[2].startswith("hintonly - opd (not run: ")
+
+
+# ---- reversal
+
+
+def eleven_arms(seed=0):
+    """Eleven arms of rising skill. On free questions skill shows; a four-option question is answered by a letter out of
+    habit (a quarter right), and the more skill an arm has, the more often it works instead and names no option."""
+    draw, arms = random.Random(seed), {}
+    for k, arm in enumerate([x for x in analyze.PAPER_DYNAMATH if x != "base"]):
+        skill = k / 10
+        free = lambda n, low, high, skill=skill: [int(draw.random() < low + (high - low) * skill) for _ in range(n)]
+        letters = [int(draw.random() < 0.25 and draw.random() > 0.9 * skill) for _ in range(220)]
+        arms[arm] = {"old": letters + free(99, 0.2, 0.32), "sparse": free(800, 0.05, 0.35)}
+        arms[arm]["dynamath"] = free(501, 0.2, 0.5)
+    kind = {"old": ["choice"] * 220 + ["free"] * 99, "sparse": ["free"] * 800, "dynamath": ["free"] * 501}
+    return outcomes({"old": 319, "sparse": 800, "dynamath": 501}, arms, kind=kind)
+
+
+def test_a_near_chance_slice_reverses_the_order_and_is_the_only_reason():
+    _, rows, notes = table("reversal", eleven_arms())
+    rho = {(row[0], row[2].split(" (")[0]): float(row[5]) for row in rows[1:]}
+    assert all(row[4] == 11 and row[7] == "exact" for row in rows[1:])
+    assert rho["old", "all"] < -0.7 and rho["old", "multiple choice alone"] < -0.9
+    assert rho["old", "without multiple choice"] > 0.4 and rho["sparse", "all"] > 0.9
+    old = find(rows, set="old", questions="all (319)")
+    assert float(old["p"]) < 0.02 and old["paper"] == "-0.74 (p = 0.011)"
+    low, high = map(float, old["leaving one arm out"].split(" to "))
+    assert low <= rho["old", "all"] <= high < 0
+    assert [row[-1] for row in rows[1:]].count("") == len(rows) - 3  # the paper's two
+    x, y = ([*eleven_arms().score(eleven_arms().sets()[name]).values()] for name in ("old", "dynamath"))
+    assert old["rho"] == f"{stats.spearmanr(x, y).statistic:+.2f}"
+
+
+def test_reversal_leaves_the_base_out_and_takes_three_arms():
+    data = eleven_arms()
+    data.runs[0]["arm"] = "base"
+    assert {row[4] for row in table("reversal", data)[1][1:]} == {10}
+    data.runs, data.right = data.runs[:3], data.right[:3]
+    assert {tuple(row[4:9]) for row in table("reversal", data)[1][1:]} == {(2, "", "", "", "")}
+
+
+# ---- composition, audit, hacking: a set with options
+
+
+def write_choices(arm, said, seed=0, **args):
+    """A run that was asked four questions with options; `said` are its four outputs. Golds B, B, C, A."""
+    options = [["10", "20", "3", "40"], ["11", "21", "31", "41"], ["12", "22", "32"], ["13", "23", "33", "43"]]
+    rows = [{"id": f"old{i}", "question": f"Which {i}?", "answer": gold, "choices": options[i], "kind": "choice"}
+            for i, gold in enumerate(["B", "21", "C", "A"])]  # fmt: skip
+    rows.append({"id": "old4", "question": "How many?", "answer": "7", "choices": [], "kind": "free"})
+    folder = Path(write_run(arm, seed, right={"sparse": []}, eval="data/sparse.jsonl,data/old.jsonl", **args))
+    write_lines(Path("data/old.jsonl"), rows)
+    outputs = judge.read_jsonl(folder / "outputs.jsonl")
+    outputs += [{"set": "old", "id": f"old{i}", "output": x} for i, x in enumerate(said)]
+    write_lines(folder / "outputs.jsonl", outputs)
+    return str(folder)
+
+
+SAID = {
+    "base": ["<answer>B</answer>", "<answer>B</answer>", "<answer>B</answer>", "(B)", "<answer>7</answer>"],
+    "grpo": ["<answer>20</answer>", "It is 21.", "<answer>C</answer>", "", "I count seven of them, so 7"],
+}
+
+
+def write_verdicts(**right):
+    """An LLM judge's verdicts: {run name: rows of `old` that it calls right}; all else is wrong."""
+    lines = []
+    for name, hits in right.items():
+        for answer in judge.read_answers(Path("runs") / name):
+            lines.append({"key": answer["key"], "verdict": answer["id"] in hits, "judge": "model", "seed": 0})
+    write_lines(Path("runs/verdicts.jsonl"), lines)
+
+
+def test_composition_recomputes_by_hand():
+    judge.main([write_choices(arm, said) for arm, said in SAID.items()])
+    _, rows, notes = table("composition")
+    row = lambda who: list(find(rows, set="old", who=who).values())[2:]
+    chance = (3 / 4 + 1 / 3) / 4
+    less = lambda right: f"{100 * (right - 4 * chance) / (4 - 4 * chance):.1f}"
+    assert row("always B") == ["40.0", "50.0", less(2), "0.0", ""]
+    assert row("random") == [f"{80 * chance:.1f}", f"{100 * chance:.1f}", "0.0", "0.0", ""]
+    assert row("shortest") == ["20.0", "25.0", less(1), "0.0", ""]  # C, A, A, A
+    assert row("base-s0") == ["60.0", "50.0", less(2), "100.0", "100.0"]
+    assert row("grpo-s0") == ["80.0", "75.0", less(3), "100.0", "25.0"]
+    said = (
+        "old: 4 of 5 are multiple choice, 80.0 %, 1 with 3 options, 3 with 4 options (paper: 69 % of old-319, with 4)."
+    )
+    assert said in notes
+    assert find(rows, set="sparse", who="grpo-s0")["multiple choice"] == ""
+
+
+def test_audit_shows_a_rule_that_turns_the_ranking_round():
+    for arm, said in SAID.items():
+        write_choices(arm, said)
+    write_verdicts(**{"base-s0": {"old0", "old4"}, "grpo-s0": {"old0", "old1", "old2", "old4"}})
+    title, rows, notes = table("audit")
+    assert title == "Rule graders against the judge, % and points (judge: model)"
+    base, grpo = (list(find(rows, set="old", run=f"{arm}-s0").values())[2:] for arm in ("base", "grpo"))
+    # strict: base's B, B and 7 are right, of grpo's only C is; lenient: grpo's four
+    assert base == ["40.0", "60.0", "+20.0", 0, 1, "up to 30", "60.0", "+20.0", 0, 1, "0.0"]
+    assert grpo == ["80.0", "20.0", "-60.0", 3, 0, "up to 30", "80.0", "+0.0", 0, 0, "20.0"]
+    assert ("old, strict against judge: 1 of 1 pairs of runs change order; first base-s0 against grpo-s0, last grpo-s0 "
+            "against base-s0.") in notes  # fmt: skip
+    assert any(note.startswith("old, lenient against judge: 0 of 1 pairs") for note in notes)
+
+
+def test_hacking_recomputes_by_hand():
+    folders = [write_choices(arm, said, model="base") for arm, said in SAID.items()]
+    write_lines(Path("runs/grpo-s0/rollouts.jsonl"), [
+        {"forced": "3+4=7;", "sampled": "<answer>7</answer>", "reward": 1.0},
+        {"forced": "3+14=17;", "sampled": "<answer>7</answer>", "reward": 0.0},
+        {"forced": "3+4=7;", "sampled": "<answer>9</answer>", "reward": 1.0},
+        {"forced": "", "sampled": "<answer>7</answer>", "reward": 1.0},
+    ])  # fmt: skip
+    judge.main(folders)
+    _, rows, notes = table("hacking")
+    base, grpo = (list(find(rows, set="old", run=f"{arm}-s0").values())[2:] for arm in ("base", "grpo"))
+    assert base[:4] == ["80.0", "100.0", "60.0", "60.0"] and grpo[:4] == ["40.0", "80.0", "80.0", "100.0"]
+    assert base[4] == round(sum(map(len, SAID["base"])) / 5)
+    assert base[5] == "A 0/25 B 100/50 C 0/25 D 0/0" and grpo[5] == "A 0/25 B 67/50 C 33/25 D 0/0"
+    assert base[6:] == ["", "not run", "", "not run"]
+    assert find(rows, set="sparse", run="grpo-s0")["options shuffled"] == "no options"
+    assert ("grpo-s0: of 3 rollouts on record that began with a hint 2 are right; in 1 the answer stands in the hint, "
+            "of these 1 are right.") in notes  # fmt: skip
+
+
+def write_probe(arm, model, said):
+    """A run of runs/probes on copies of two rows of `old`."""
+    folder = Path("runs/probes") / f"{arm}-s0"
+    old = judge.read_jsonl("data/old.jsonl")
+    write_lines(
+        Path("copies/old-shuffled.jsonl"), [old[0] | {"choices": ["20", "10", "3", "40"], "answer": "A"}, old[3]]
+    )
+    write_lines(Path("copies/old-blank.jsonl"), old)
+    lines = [{"set": "old-shuffled", "id": f"old{i}", "output": x} for i, x in zip((0, 3), said, strict=False)]
+    lines += [{"set": "old-blank", "id": f"old{i}", "output": "B"} for i in range(5)]
+    write_lines(folder / "outputs.jsonl", lines)
+    paths = "copies/old-shuffled.jsonl,copies/old-blank.jsonl"
+    (folder / "config.json").write_text(json.dumps({"args": {"name": arm, "seed": 0, "eval": paths, "model": model}}))
+    return str(folder)
+
+
+def test_hacking_sets_the_probes_beside_the_same_questions():
+    folders = [write_choices(arm, said, model="base") for arm, said in SAID.items()]
+    folders.append(write_probe("base", "runs/base-s0/checkpoint", ["B", "B"]))
+    with pytest.raises(SystemExit, match=r"run `python judge.py runs/probes/\* --judge rule`"):
+        judge.main(folders[:2])
+        table("hacking")
+    judge.main(folders)
+    row = find(table("hacking")[1], set="old", run="base-s0")
+    assert list(row.values())[-4:] == ["50.0", "0.0", "60.0", "40.0"]  # old0 and old3; all five
+    assert find(table("hacking")[1], set="old", run="grpo-s0")["image blank"] == "not run"
+    assert "probes" not in str(table("main")[1])
+    write_probe("base", "runs/grpo-s0/checkpoint", ["B", "B"])
+    with pytest.raises(SystemExit, match="probes/base-s0 is of runs/grpo-s0/checkpoint, not of base-s0's checkpoint"):
+        table("hacking")
+
+
+def test_probes_move_the_reference_and_grey_the_image():
+    rows = [{"id": f"r{i}", "image": f"images/{i}.png", "question": "Which?", "answer": "B", "kind": "choice",
+             "choices": [f"{i}", f"{i + 1}", f"{i + 2}"], "solution": ["B"]} for i in range(20)]  # fmt: skip
+    rows += [rows[0] | {"id": "drawn", "choices": ["A", "B", "C"]}]
+    rows += [rows[0] | {"id": "free", "choices": [], "answer": "7", "kind": "free", "image": "images/1.png"}]
+    Path("data/images").mkdir(parents=True)
+    for i in range(20):
+        Image.new("RGB", (30 + i, 40), "red").save(f"data/images/{i}.png")
+    write_lines(Path("data/old.jsonl"), rows)
+    prepare.main(["data/old.jsonl", "--out", "data/probes/x"])
+    moved, blank = (judge.read_jsonl(f"data/probes/x/old-{probe}.jsonl") for probe in analyze.PROBES)
+    assert [row["id"] for row in moved] == [f"r{i}" for i in range(20)] and len(blank) == 22
+    for row, was in zip(moved, rows, strict=False):
+        gold = judge.pick(row["answer"], row["choices"])
+        assert row["choices"][gold] == was["choices"][1] and gold != 1
+        assert sorted(row["choices"]) == sorted(was["choices"])
+        assert Image.open(Path("data/probes/x") / row["image"]).getpixel((0, 0)) == (255, 0, 0)
+        assert row["solution"] == [] and row["teacher"] is None
+    assert len({row["answer"] for row in moved}) == 2
+    for row, was in zip(blank, rows, strict=True):
+        image = Image.open(Path("data/probes/x") / row["image"])
+        assert image.size == Image.open(Path("data") / was["image"]).size and len(image.getcolors()) == 1
+        assert row["answer"] == was["answer"]
+    assert len({row["image"] for row in blank}) == 22
+    prepare.main(["data/old.jsonl", "--out", "data/probes/y"])
+    assert moved == judge.read_jsonl("data/probes/y/old-shuffled.jsonl")
+    with pytest.raises(SystemExit, match="data/nothing.jsonl does not exist"):
+        prepare.main(["data/nothing.jsonl"])
+
+
+# ---- figures
+
+
+def write_eleven(seeds=(0, 1)):
+    draw = random.Random(0)
+    for arm, seed in itertools.product(analyze.PAPER_DYNAMATH, seeds):
+        right = {name: [i for i in range(10) if draw.random() < 0.5] for name in ("old", "sparse", "cross")}
+        bins = [[0.05 * n, 0.04 * n, n] for n in (40, 9, 0, 0, 1, 2, 0, 0, 0, 1)]
+        more = {"calibration": bins} if arm.startswith("vapo") else {}
+        metrics = steps(0 if arm == "base" else 300, reward=lambda i: draw.random(), **more)
+        write_run(arm, seed, right=right, metrics=metrics)
+    judge.main([str(path) for path in Path("runs").glob("*-s*")])
+
+
+def test_figures_are_drawn_small_and_what_cannot_be_is_said(capsys):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib, which is optional")
+    write_eleven()
+    analyze.main(["--figures", "figures"])
+    for name in ("dynamics", "transfer", "calibration"):
+        image = Image.open(f"figures/{name}.png")
+        assert image.width == 1020 and Path(f"figures/{name}.png").stat().st_size < 200_000  # 3.4 inches
+    for run in Path("runs").glob("vapo*"):
+        write_lines(run / "metrics.jsonl", steps(3))
+    analyze.main(["--figures", "more"])
+    assert "more/calibration.png is not drawn: no run has a critic" in capsys.readouterr().out
+    assert sorted(path.name for path in Path("more").iterdir()) == ["dynamics.png", "transfer.png"]
+
+
+def test_labels_of_eleven_arms_do_not_lie_on_one_another():
+    pytest.importorskip("matplotlib", reason="figures need matplotlib, which is optional")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure = analyze.draw_transfer(plt, [], eleven_arms())
+    figure.canvas.draw()
+    for axis in figure.axes:
+        boxes = [text.get_window_extent() for text in axis.texts if text.get_text()]
+        assert len(boxes) == 11 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+def test_figures_without_matplotlib_stop_with_a_sentence(monkeypatch):
+    judge.main([write_run("base"), write_run("grpo", metrics=steps(12))])
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else there(name))
+    with pytest.raises(SystemExit, match="^Figures need matplotlib.* `pip install matplotlib`"):
+        analyze.main(["--figures", "figures"])
 
 
 # ---- the command
@@ -268,12 +874,27 @@ def test_no_table_prints_all_and_a_named_one_itself(capsys):
     judge.main([write_run("base"), write_run("grpo", metrics=steps(10))])
     capsys.readouterr()
     analyze.main([])
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("###")] == [
-        "### Sparsity of the reward in training, %", "### Gates",
-        "### Accuracy, % (rule judge, not comparable with the paper's LLM judge)",
-    ]  # fmt: skip
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("###")]
+    assert heads[:3] == ["### Sparsity of the reward in training, %",
+                         "### Training dynamics, % of rollouts or groups; length in tokens", "### Gates"]  # fmt: skip
+    assert heads[3] == "### Accuracy, % (rule judge, not comparable with the paper's LLM judge)"
+    assert len(heads) == len(analyze.TABLES) == 10 and all("(rule judge, not" in head for head in heads[3:])
     analyze.main(["gates"])
     assert capsys.readouterr().out.count("###") == 1
+    data = eleven_arms()
+    analyze.main(["--outcomes", "outcomes.csv"])
+    assert capsys.readouterr().out.count("### ") == len(analyze.OF_OUTCOMES) and data
+    with pytest.raises(SystemExit, match="the table audit needs run folders, not outcomes alone"):
+        analyze.main(["main", "audit", "--outcomes", "outcomes.csv"])
+    with pytest.raises(SystemExit, match="no attribute level to slice by: choose from set, id, kind"):
+        analyze.main(["main", "--outcomes", "outcomes.csv", "--by", "level"])
+
+
+def test_what_needs_no_verdicts_is_printed_before_the_stop(capsys):
+    write_run("grpo", metrics=steps(10))
+    with pytest.raises(SystemExit, match="verdicts are missing"):
+        analyze.main([])
+    assert capsys.readouterr().out.count("### ") == 3
 
 
 def test_markdown_has_one_line_a_row_and_columns_of_one_width():
@@ -283,7 +904,7 @@ def test_markdown_has_one_line_a_row_and_columns_of_one_width():
 
 def test_what_is_not_there_is_said_in_one_sentence():
     for args, words in (([], "^runs holds no run folder"), (["--runs", "nowhere"], "^nowhere holds no run folder"),
-                        (["speed"], "^there is no table speed: choose from sparsity, gates, main")):  # fmt: skip
+                        (["speed"], "^there is no table speed: choose from sparsity, dynamics, gates")):  # fmt: skip
         with pytest.raises(SystemExit, match=words):
             analyze.main(args)
     write_run("grpo", metrics=steps(3))
