@@ -960,18 +960,19 @@ def label_points(axis, spots):
 
 
 def draw_calibration(plt, runs, data):
-    """What critics expected against what came, in ten bins of V over all of training; off: the mean gap, by tokens."""
-    logged = {run["name"]: column(run["metrics"], "calibration") for run in runs}
-    if not any(logged.values()):
+    """What critics expected against what came, in ten bins of V over all of training and all seeds of an arm."""
+    arms = {}
+    for run in runs:
+        if steps := column(run["metrics"], "calibration"):  # (steps, 10, 3) sum of V, sum of returns, count
+            arms[run["arm"]] = arms.get(run["arm"], 0) + np.sum(steps, axis=0)
+    if not arms:
         return "no run has a critic (`calibration` in metrics.jsonl)"
     figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
     axis.plot([0, 1], [0, 1], color="0.85", lw=0.8)
-    for run in [run for run in runs if logged[run["name"]]]:
-        bins = np.sum(logged[run["name"]], axis=0)  # (10, 3) sum of V, sum of returns, count
+    for arm, bins in arms.items():
         value, gain, count = bins[bins[:, 2] > 0].T
-        off = abs(value - gain).sum() / count.sum()
-        label = f"{run['name']}: off by {off:.3f}"
-        axis.plot(value / count, gain / count, marker="o", ms=3, label=label, **style(run["arm"]))
+        label = f"{arm}: off by {abs(value - gain).sum() / count.sum():.3f}"  # the mean gap over tokens, bin by bin
+        axis.plot(value / count, gain / count, marker="o", ms=3, label=label, **style(arm))
     axis.set(xlabel="value expected", ylabel="return that came")
     axis.legend()
     return figure

@@ -824,7 +824,8 @@ def write_eleven(seeds=(0, 1)):
     draw = random.Random(0)
     for arm, seed in itertools.product(analyze.PAPER_DYNAMATH, seeds):
         right = {name: [i for i in range(10) if draw.random() < 0.5] for name in ("old", "sparse", "cross")}
-        bins = [[0.05 * n, 0.04 * n, n] for n in (40, 9, 0, 0, 1, 2, 0, 0, 0, 1)]
+        counts = (40, 9, 0, 0, 4, 2, 0, 0, 0, 5)
+        bins = [[(0.05 + k / 10) * n, (0.1 + 0.08 * k) * n, n] for k, n in enumerate(counts)]
         more = {"calibration": bins} if arm.startswith("vapo") else {}
         metrics = steps(0 if arm == "base" else 300, reward=lambda i: draw.random(), **more)
         write_run(arm, seed, right=right, metrics=metrics)
@@ -843,6 +844,23 @@ def test_figures_are_drawn_small_and_what_cannot_be_is_said(capsys):
     analyze.main(["--figures", "more"])
     assert "more/calibration.png is not drawn: no run has a critic" in capsys.readouterr().out
     assert sorted(path.name for path in Path("more").iterdir()) == ["dynamics.png", "transfer.png"]
+
+
+def test_calibration_is_the_mean_return_in_each_bin():
+    pytest.importorskip("matplotlib", reason="figures need matplotlib, which is optional")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    bins = lambda n: [[0.04 * n, 0.02 * n, n], [0.3, 0.6, 2], *[[0, 0, 0]] * 8]
+    write_run("grpo", metrics=steps(3))
+    for seed in (0, 1):
+        write_run("vapohl", seed, metrics=steps(2, calibration=lambda i: bins(6 + 8 * i)))
+    line = analyze.draw_calibration(plt, analyze.load(Path("runs")), None).axes[0].lines[1]
+    assert line.get_xdata() == pytest.approx([0.04, 0.15]) and line.get_ydata() == pytest.approx([0.02, 0.3])
+    off = (0.02 * 40 + 0.15 * 8) / 48  # two seeds of two steps
+    assert line.get_label() == f"vapohl: off by {off:.3f}" and line.get_linestyle() == "--"
 
 
 def test_labels_of_eleven_arms_do_not_lie_on_one_another():
