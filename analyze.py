@@ -85,10 +85,10 @@ METHODS = [  # statement, arms (an end of them, or the mean of all), less arms, 
     ("6 two priors, not one", ["stack"], None, ["hintonly", "opd-annealed"], max, "adds nothing", "adds nothing"),
     ("7 past the teacher", PAST, max, ["opd"], None, "can pass", "can pass"),
 ]
-DECLARED = [  # before any run
-    *(("hintonly", "grpo"), ("uft001", "hintonly"), ("uft002", "hintonly"), ("vapohl", "vapo")),
-    *(("opd-annealed", "opd-gated"), ("stack", "hintonly"), ("stack", "opd-annealed")),
-]
+DECLARED = [  # contrasts named before any run, first less second: their p needs no correction
+    ("hintonly", "grpo"), ("uft001", "hintonly"), ("uft002", "hintonly"), ("vapohl", "vapo"),
+    ("opd-annealed", "opd-gated"), ("stack", "hintonly"), ("stack", "opd-annealed"),
+]  # fmt: skip
 TERMS = ("instruction", "max_new_tokens", "max_pixels")  # flags under which answers are comparable
 ATTRIBUTES = ("set", "id", "kind", "answer_type", "seed_id", "variant")  # columns of an outcomes file that are no arms
 PROBES = ("shuffled", "blank")  # copies of a set by data/probes/prepare.py: <set>-shuffled and <set>-blank
@@ -216,24 +216,21 @@ def judged(runs, path):
     """Verdicts joined with those runs that are finished -> Outcomes. Stops with a sentence where one is missing."""
     judge, verdicts = read_verdicts(path)
     done = [run for run in runs if (run["dir"] / "outputs.jsonl").exists()]
-    names = [
-        f"{x['name']} is unfinished (step {len(x['metrics'])} of {x['args'].get('steps')})"
-        for x in runs
-        if x not in done
-    ]
+    steps = lambda run: f"step {len(run['metrics'])} of {run['args'].get('steps')}"
+    names = [f"{run['name']} is unfinished ({steps(run)})" for run in runs if run not in done]
     notes = [f"left out: {', '.join(names)}; the command that began a run resumes it."] if names else []
     if not done:
         raise SystemExit(f"There is nothing to compare: {', '.join(names)}. The command that began a run resumes it.")
     check_terms(done)
     answers, items, missing = [read_answers(run["dir"]) for run in done], {}, []
-    for path_ in dict.fromkeys(path for run in done for path in eval_paths(run)):
-        items |= {(path_.stem, row["id"]): row | {"set": path_.stem} for row in read_jsonl(path_)}
-    place_of = {key: i for i, key in enumerate(items)}
+    for file in dict.fromkeys(file for run in done for file in eval_paths(run)):
+        items |= {(file.stem, row["id"]): row | {"set": file.stem} for row in read_jsonl(file)}
+    at = {key: i for i, key in enumerate(items)}
     right, output = np.full((len(done), len(items)), np.nan), np.full((len(done), len(items)), None, dtype=object)
     for r, mine in enumerate(answers):
         unjudged = []
         for answer in mine:
-            i, verdict = place_of[answer["set"], answer["id"]], verdicts.get(answer["key"])
+            i, verdict = at[answer["set"], answer["id"]], verdicts.get(answer["key"])
             output[r, i] = answer["output"]
             if isinstance(verdict, bool):
                 right[r, i] = verdict
@@ -279,7 +276,8 @@ def read_outcomes(path):
     right = np.array([[float(cell) for cell in columns[run["name"]]] for run in runs])
     others = [name for name in columns if name not in {run["name"] for run in runs}]
     items = [{"set": path.stem, "id": i} | {name: columns[name][i] for name in others} for i in range(len(lines))]
-    notes = [f"{path}: {len(runs)} arms; attributes: {', '.join(others) or 'none'}."]
+    names = [", ".join(run["name"] for run in runs), ", ".join(others) or "none"]
+    notes = [f"{path}: {len(runs)} columns are arms ({names[0]}), the others attributes ({names[1]})."]
     return Outcomes(f"outcomes of {path.name}", runs, items, right, notes=notes)
 
 

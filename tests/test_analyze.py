@@ -544,7 +544,9 @@ def test_arms_and_attributes_of_an_outcomes_file():
     assert [(run["arm"], run["seed"]) for run in data.runs] == [("grpo", 1), ("grpo", 0), ("x-1", 0)]
     assert data.right.tolist() == [[1, 0], [1, 1], [0, 0]]
     assert data.items[1] == {"set": "o", "id": 1, "level": "2", "variant": "1", "seed_id": "1"}
-    assert data.notes == ["o.csv: 3 arms; attributes: level, variant, seed_id."]
+    assert data.notes == [
+        "o.csv: 3 columns are arms (grpo-s1, grpo, x-1), the others attributes (level, variant, seed_id)."
+    ]
 
 
 @pytest.mark.parametrize(
