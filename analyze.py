@@ -755,7 +755,7 @@ def audit_table(runs, data):
                 )
                 notes.append(
                     f"{name}, {label} against judge: {flips} of {len(pairs)} pairs of runs change order; first "
-                    f"{best[0]} against {best[1]}, last {worst[0]} against {worst[1]}."
+                    f"{best[0]} (judge: {best[1]}), last {worst[0]} (judge: {worst[1]})."
                 )
     notes += [
         "strict: the <answer> tag, else the whole output, is the gold letter or the reference to the sign; lenient: "

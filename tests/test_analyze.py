@@ -732,8 +732,8 @@ def test_audit_shows_a_rule_that_turns_the_ranking_round():
     # strict: base's B, B and 7 are right, of grpo's only C is; lenient: grpo's four
     assert base == ["40.0", "60.0", "+20.0", 0, 1, "up to 30", "60.0", "+20.0", 0, 1, "0.0"]
     assert grpo == ["80.0", "20.0", "-60.0", 3, 0, "up to 30", "80.0", "+0.0", 0, 0, "20.0"]
-    assert ("old, strict against judge: 1 of 1 pairs of runs change order; first base-s0 against grpo-s0, last grpo-s0 "
-            "against base-s0.") in notes  # fmt: skip
+    assert ("old, strict against judge: 1 of 1 pairs of runs change order; first base-s0 (judge: grpo-s0), last grpo-s0 "
+            "(judge: base-s0).") in notes  # fmt: skip
     assert any(note.startswith("old, lenient against judge: 0 of 1 pairs") for note in notes)
 
 
