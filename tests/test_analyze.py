@@ -456,14 +456,15 @@ def test_a_prior_is_delivered_where_it_beats_grpo_on_both_sets():
     arms = {
         "base": arm(up, up, up), "grpo": arm(none, none, none), "hintonly": arm(up, none, up), "opd": arm(up, up, few),
         "vapo": arm(none, few, up), "grpo-s1": arm(up, up, up), "stack-s1": arm(up, up, up),
-        "reopd-s2": arm(up, up, up),
+        "reopd-s2": arm(up, up, up), "vapo-s1": arm(none, none, none),
     }  # fmt: skip
     data = outcomes({"old": 40, "sparse": 40, "cross": 40}, arms)
     _, rows, _ = table("main", data)
     assert rows[0][2:6] == ["old (n = 40)", "sparse (n = 40)", "combined (n = 80)", "cross (n = 40)"]
     verdicts = {row[0]: row[rows[0].index("delivered")] for row in rows[1:]}
     assert verdicts == {"base": "", "grpo": "", "grpo-s1": "", "grpo, mean": "", "hintonly": "yes", "opd": "no",
-                        "reopd-s2": "", "vapo": "no", "stack-s1": "no"}  # fmt: skip
+                        "reopd-s2": "", "vapo": "no", "vapo-s1": "no", "vapo, mean": "",
+                        "stack-s1": "no"}  # fmt: skip
 
 
 def test_the_worst_case_is_by_program_and_so_is_the_test():
@@ -732,8 +733,8 @@ def test_audit_shows_a_rule_that_turns_the_ranking_round():
     # strict: base's B, B and 7 are right, of grpo's only C is; lenient: grpo's four
     assert base == ["40.0", "60.0", "+20.0", 0, 1, "up to 30", "60.0", "+20.0", 0, 1, "0.0"]
     assert grpo == ["80.0", "20.0", "-60.0", 3, 0, "up to 30", "80.0", "+0.0", 0, 0, "20.0"]
-    assert ("old, strict against judge: 1 of 1 pairs of runs change order; first base-s0 (judge: grpo-s0), last grpo-s0 "
-            "(judge: base-s0).") in notes  # fmt: skip
+    order = "first base-s0 (judge: grpo-s0), last grpo-s0 (judge: base-s0)"
+    assert f"old, strict against judge: 1 of 1 pairs of runs change order; {order}." in notes
     assert any(note.startswith("old, lenient against judge: 0 of 1 pairs") for note in notes)
 
 
