@@ -958,15 +958,16 @@ def label_points(axis, spots):
 
 
 def draw_calibration(plt, runs, data):
-    """What critics expected against what came, in ten bins of V over all of training and all seeds of an arm."""
+    """What critics expected against what came, by bins of V, over all of training and all seeds of an arm."""
     arms = {}
     for run in runs:
-        if steps := column(run["metrics"], "calibration"):  # (steps, 10, 3) sum of V, sum of returns, count
+        if steps := column(run["metrics"], "calibration"):  # (steps, bins, 3) sum of V, sum of returns, count
             arms[run["arm"]] = arms.get(run["arm"], 0) + np.sum(steps, axis=0)
     if not arms:
         return "no run has a critic (`calibration` in metrics.jsonl)"
     figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
-    axis.plot([0, 1], [0, 1], color="0.85", lw=0.8)
+    top = max((bins[bins[:, 2] > 0, :2] / bins[bins[:, 2] > 0, 2:]).max() for bins in arms.values())
+    axis.plot([0, top], [0, top], color="0.85", lw=0.8)  # V is the mean return
     for arm, bins in arms.items():
         value, gain, count = bins[bins[:, 2] > 0].T
         label = f"{arm}: off by {abs(value - gain).sum() / count.sum():.3f}"  # the mean gap over tokens, bin by bin
