@@ -754,6 +754,7 @@ def test_hacking_recomputes_by_hand():
     assert base[5] == "A 0/25 B 100/50 C 0/25 D 0/0" and grpo[5] == "A 0/25 B 67/50 C 33/25 D 0/0"
     assert base[6:] == ["", "not run", "", "not run"]
     assert find(rows, set="sparse", run="grpo-s0")["options shuffled"] == "no options"
+    assert {row[0] for row in rows[1:]} == {"old", "sparse"}  # what is combined of them says nothing new
     assert ("grpo-s0: of 3 rollouts on record that began with a hint 2 are right; in 1 the answer stands in the hint, "
             "of these 1 are right.") in notes  # fmt: skip
 
