@@ -23,11 +23,11 @@ Judges
  10. The judge's name is the model asked for and a hash of prompt and settings; `model` in a line is the name that the
      server gave. A file holds one of each. The key comes from the environment and is written nowhere.
 
-A line is flushed and, where it was paid for, synced to disk before its worker takes the next item. So a kill costs the
-calls in flight, one a worker at most; they are asked again, and all that is on file is not.
+A line is flushed and, where it was paid for, synced to disk before another call is made. So a kill costs the calls in
+flight, --workers at most: they are made again, and nothing that is on file is asked again.
 
   python judge.py runs/* --judge rule
-  JUDGE_KEY=... python judge.py runs/* --judge api --address https://api.deepseek.com --model deepseek-flash \
+  JUDGE_KEY=... python judge.py runs/* --judge api --address https://api.deepseek.com --model deepseek-flash \\
       --extra '{"thinking": {"type": "disabled"}}' --dry-run
   python judge.py runs/* --judge api --address http://localhost:8000/v1 --model Qwen/Qwen2.5-32B-Instruct
   python analyze.py
@@ -507,8 +507,8 @@ def audit(lines):
     """What canaries and repeats on file say of their judge -> (number of canaries judged right, sentence)."""
     canaries, first = [line for line in lines if "canary" in line], first_verdicts(lines)
     wrong = [line["canary"] for line in canaries if line["verdict"] != line["expected"]]
-    text = f"Canaries: {len(canaries) - len(wrong)} of {len(canaries)} judged right{', not ' * bool(wrong)}"
-    text += f"{', '.join(wrong)}."
+    text = f"Canaries: {len(canaries) - len(wrong)} of {len(canaries)} judged right"
+    text += f", not {', '.join(wrong)}." if wrong else "."
     if pairs := [(first[line["key"]], line["verdict"]) for line in lines if "repeat" in line and line["key"] in first]:
         alike, kappa = sum(a == b for a, b in pairs) / len(pairs), cohen_kappa(pairs)
         kappa = "undefined (all verdicts alike)" if kappa is None else f"{kappa:.3f}"
@@ -646,6 +646,8 @@ def endpoint(args):
         raise SystemExit(f"The key in {args.key_env} holds a blank, a line break or another sign that no key has.")
     if address.startswith("https:") and not key and not args.dry_run:
         raise SystemExit(f"{address} needs a key: put it into the environment as {args.key_env}. {rule}")
+    if key and address.startswith("http:") and urlsplit(address).hostname not in ("localhost", "127.0.0.1", "::1"):
+        print(f"{address} is not encrypted: whoever sees the traffic sees the key in {args.key_env}.")
     if not isinstance(args.extra, dict):
         raise SystemExit("""--extra is a JSON object, such as '{"thinking": {"type": "disabled"}}'.""")
     settings = {name: value for name, value in (SETTINGS | args.extra).items() if value is not None}
@@ -743,7 +745,9 @@ def call(item, api):
         raise SystemExit(f"{api.address} has no valid certificate: {error.verify_message}.") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         late = time.monotonic() - start >= api.deadline
-        raise Failed(f"no answer in {api.deadline:g} s" if late else f"{type(error).__name__}, {error}") from None
+        raise Failed(
+            api.hide(f"no answer in {api.deadline:g} s" if late else f"{type(error).__name__}, {error}")
+        ) from None
     said = f"status {status}" + (f", {api.hide(text)!r}" if status not in (401, 403) else "")  # which may quote the key
     if status in (408, 425, 429) or status >= 500:
         if wait > PATIENCE:
@@ -905,9 +909,7 @@ def main(argv=None):
     parser.add_argument("--model", default=os.environ.get("JUDGE_MODEL"), help="or JUDGE_MODEL")
     parser.add_argument("--address", default=os.environ.get("JUDGE_ADDRESS"), help="or JUDGE_ADDRESS")
     parser.add_argument("--key-env", default="JUDGE_KEY", help="the environment variable with the key")
-    parser.add_argument(
-        "--extra", type=json.loads, default={}, help="more fields for each request, as JSON; null removes"
-    )
+    parser.add_argument("--extra", type=json.loads, default={}, help="JSON, more fields of a request; null removes one")
     parser.add_argument("--workers", type=int, default=16, help="calls at a time")
     parser.add_argument("--deadline", type=float, default=180.0, help="seconds for one call")
     parser.add_argument("--price", type=float, nargs=2, metavar=("IN", "OUT"), help="per million tokens, for --dry-run")
@@ -925,17 +927,16 @@ def main(argv=None):
     items = blind_queue(answers, args.seed)
     count = f"{len(runs)} runs, {len(answers)} outputs, {len(items)} distinct: "
 
-    known = read_verdicts(args.verdicts, judge)[1]
-    todo = [item for item in items if item["key"] not in known]
     if args.dry_run:
-        what = dry_run(items, args, api) if api else "no call"
-        print(f"{count}{len(todo)} to judge, {len(items) - len(todo)} known ({label}): {what}. Nothing was asked.")
+        known = read_verdicts(args.verdicts, judge)[1]
+        new, what = sum(item["key"] not in known for item in items), dry_run(items, args, api) if api else "no call"
+        print(f"{count}{new} to judge, {len(items) - new} known ({label}): {what}. Nothing was asked.")
         return
 
     args.verdicts.parent.mkdir(parents=True, exist_ok=True)
     with open(args.verdicts, "a") as file:
         lock_verdicts(file, args.verdicts)
-        known = read_verdicts(args.verdicts, judge)[1]  # again, since nobody else can write it now
+        known = read_verdicts(args.verdicts, judge)[1]
 
         def append(item, verdict, **marks):
             line = {"key": item["key"], "verdict": verdict, "judge": judge, "seed": args.seed} | marks

@@ -149,7 +149,7 @@ def test_verdicts_of_another_judge_are_never_mixed_in(write_run, tmp_path):
         judge.read_verdicts(path)
 
 
-def test_only_the_rule_judge_can_be_asked_for(write_run, capsys):
+def test_another_judge_than_rule_and_api_cannot_be_asked_for(write_run, capsys):
     with pytest.raises(SystemExit) as stop:
         judge.main([write_run("grpo", RIGHT), "--judge", "oracle"])
     assert stop.value.code == 2 and "invalid choice: 'oracle'" in capsys.readouterr().err

@@ -382,7 +382,7 @@ SCRIPT = "import judge, sys; judge.PAUSE = 0.005; judge.main(sys.argv[1:])"
 def judge_process(*argv):
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JUDGE_KEY": KEY},
+        env=os.environ | {"JUDGE_KEY": KEY},
     )  # fmt: skip
 
 
@@ -736,6 +736,13 @@ def test_an_address_that_could_hold_a_secret_or_is_none_is_refused(world, serve,
     with pytest.raises(SystemExit, match="^--address is what stands before /chat/completions") as stop:
         judge.main([*world(1), *options(serve()), "--address", address])
     assert "pass" not in str(stop.value).replace("password", "")
+
+
+def test_a_key_that_would_travel_unencrypted_is_said_so(world, serve, capsys):
+    runs, server = world(1), serve()
+    for address, warned in (("http://gpu17:8000/v1", True), ("https://gpu17/v1", False), (server.address, False)):
+        judge.main([*runs, *options(server, "--dry-run"), "--address", address])
+        assert ("whoever sees the traffic sees the key in JUDGE_KEY" in capsys.readouterr().out) == warned
 
 
 def test_bad_options_get_a_sentence(world, serve, monkeypatch, capsys):
