@@ -902,7 +902,7 @@ def dry_run(items, args, api):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="run folders; what else is named is skipped")
-    parser.add_argument("--judge", choices=["rule", "api"], help="api where a model is named, else rule")
+    parser.add_argument("--judge", choices=["rule", "api"], help="api where a model or address is named, else rule")
     parser.add_argument("--verdicts", type=Path, default=VERDICTS)
     parser.add_argument("--seed", type=int, default=0, help="order of the queue")
     parser.add_argument("--limit", type=int, help="outputs judged this time, at most")
@@ -921,7 +921,7 @@ def main(argv=None):
     runs = [path for path in args.runs if (path / "config.json").exists()]  # runs/* names other things as well
     if not runs:
         raise SystemExit(f"{args.runs[0]} is no run folder: name run folders, such as runs/grpo-s0.")
-    api = endpoint(args) if (args.judge or ("api" if args.model else "rule")) == "api" else None
+    api = endpoint(args) if (args.judge or ("api" if args.model or args.address else "rule")) == "api" else None
     judge, label = (api.name(), api.name()) if api else ("rule", RULE)
     answers = [answer for run in runs for answer in read_answers(run)]
     items = blind_queue(answers, args.seed)
