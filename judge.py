@@ -553,7 +553,7 @@ TRIES = 6  # calls for one item before it is left unjudged
 PAUSE = 1.0  # seconds before the second try, doubled for each one after it up to a minute, less a random part
 PATIENCE = 600.0  # seconds; a server that asks to wait longer is left alone
 CONNECT = 20.0  # seconds to connect, for each of a host's addresses
-REPLY = 1 << 20  # bytes of a reply that are read
+REPLY = 1 << 20  # bytes of a reply that are read; a longer one is malformed
 REPEATS = 20  # every 20th item is asked twice
 TRUSTED = 0.9  # share of canaries that has to be judged right
 
@@ -614,7 +614,7 @@ class Api:
     def name(self):
         """The judge's name in its verdicts: the model, and a hash of all that decides what it is told."""
         told = json.dumps([SYSTEM, USER, self.settings], sort_keys=True)
-        return f"{self.model} (prompt {hashlib.sha256(told.encode()).hexdigest()[:8]})"
+        return f"{self.model}, prompt {hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
     def hide(self, text):
         """Some of a server's text for a message: one line, no key."""
@@ -717,12 +717,10 @@ def post(api, body):
     try:
         connection.request("POST", url.path + "/chat/completions", body, headers)
         response = connection.getresponse()
-        text = response.read(REPLY + 1)
+        text = response.read(REPLY)
     finally:
         watch.cancel()
         connection.close()
-    if len(text) > REPLY:
-        raise http.client.HTTPException(f"a reply of more than {REPLY} bytes")
     return response.status, response.headers, text.decode("utf-8", "replace")
 
 
@@ -896,7 +894,7 @@ def dry_run(items, args, api):
     if args.price:
         price = f"about {read * args.price[0] + written * args.price[1]:.2f}"
     code = sum("code" in marks for _, marks in jobs)
-    return f"{code} for code, {len(calls)} calls, about {read:.3f} M tokens in, {written:.3f} M out, price: {price}"
+    return f"{code} by code, {len(calls)} calls, about {read:.3f} M tokens in, {written:.3f} M out, price: {price}"
 
 
 def main(argv=None):

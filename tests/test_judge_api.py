@@ -240,7 +240,7 @@ def test_every_output_gets_the_servers_verdict_once(world, serve, capsys):
     assert {line["key"] for line in repeats} == {k for k in verdicts() if int(k, 16) % 20 == 0} != set()
     assert len(canaries) == len(judge.CANARIES) and all(c["verdict"] == c["expected"] for c in canaries)
     name = first[0]["judge"]
-    assert re.fullmatch(r"oracle \(prompt [0-9a-f]{8}\)", name)
+    assert re.fullmatch(r"oracle, prompt [0-9a-f]{8}", name)
     for line in [*first, *repeats, *canaries]:
         assert line["judge"] == name and line["seed"] == 0 and line["model"] == "oracle-1"
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", line["date"])
@@ -647,7 +647,7 @@ def test_another_model_prompt_or_setting_is_another_judge(world, serve, monkeypa
     judge.main([*runs, *options(server)])
     calls, before = len(server.calls), Path("runs/verdicts.jsonl").read_bytes()
     for change in (["--model", "other"], ["--extra", '{"temperature": 1}'], ["--judge", "rule"]):
-        with pytest.raises(SystemExit, match=r"holds verdicts by oracle \(prompt \w{8}\), asked is .*--verdicts"):
+        with pytest.raises(SystemExit, match=r"holds verdicts by oracle, prompt \w{8}, asked is .*--verdicts"):
             judge.main([*runs, *options(server), *change])
     for name in ("SYSTEM", "USER"):
         with monkeypatch.context() as m, pytest.raises(SystemExit, match="verdicts of different judges never mix"):
@@ -690,7 +690,7 @@ def test_a_dry_run_asks_and_writes_nothing_and_counts_what_a_run_asks(world, ser
     judge.main([*runs, *options(server, "--dry-run", *price)])
     out = capsys.readouterr().out
     assert not server.calls and not Path("runs/verdicts.jsonl").exists() and "Nothing was asked." in out
-    assert "80 outputs, 40 distinct: 40 to judge, 0 known" in out and ": 2 for code, " in out
+    assert "80 outputs, 40 distinct: 40 to judge, 0 known" in out and ": 2 by code, " in out
     judge.main([*runs, *options(server)])
     read = sum(len(m["content"].encode()) for call in server.calls for m in call["body"]["messages"]) / 3e6
     said = re.search(r"(\d+) calls, about ([\d.]+) M tokens in, ([\d.]+) M out, price: about ([\d.]+\d)", out)
