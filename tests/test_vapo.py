@@ -504,7 +504,7 @@ def test_what_is_logged_of_the_critic_is_what_it_was(loss, watch, make_args, mix
         assert row["explained_variance"] == pytest.approx((1 - (r - v).var() / r.var()).item(), abs=1e-4)
         for name, at in (("start", 0 * n), ("middle", n // 2), ("end", n - 1)):
             assert row[f"value_{name}"] == pytest.approx(value[range(16), at.tolist()].mean().item(), abs=1e-6)
-        count, total, returns = row["calibration"]
+        total, returns, count = zip(*row["calibration"], strict=True)
         assert sum(count) == real.sum() and sum(total) == pytest.approx(v.sum().item(), abs=0.01)
         assert sum(returns) == pytest.approx(r.sum().item(), abs=0.01)
         for k, (low, high) in enumerate(zip([-9, *common.CALIBRATION], [*common.CALIBRATION, 9], strict=True)):
