@@ -1102,7 +1102,7 @@ CALIBRATION = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # the log tells eight bins
 
 def critic_stats(value, target, mask, run):
     """What a critic arm logs of its values: explained variance, where there is variance; V before the first, the middle
-    and the last token; and `calibration`: of the tokens in each bin of V, the sums of V and of the returns, and how many.
+    and the last token; and `calibration`: of each bin of V, the sums of V and of returns, and its tokens.
     """
     length, at = mask.sum(1).long(), lambda i: value.gather(1, i[:, None])
     bins, most = torch.bucketize(value, value.new_tensor(CALIBRATION))[mask > 0], len(CALIBRATION) + 1
