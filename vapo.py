@@ -101,7 +101,7 @@ def pretrain(critic, optimizer, rate, rollouts, args, run):
         seen.append(common.moments(value, target, batch.mask, run))
         run.note(step, **common.fit_critic(critic, optimizer, critic_loss, batch, value, target, args, run))
         before, now = (common.explained_variance(seen[i:][:window]) for i in (-2 * window, -window))
-        if len(seen) % window == 0 and len(seen) > window and 0 < now <= before:
+        if len(seen) % window == 0 and len(seen) > window and 0.05 < now <= before:
             break
     common.report_gates(common.critic_gates(rate, seen, window), args, run, "after value pretraining")
 

@@ -464,6 +464,7 @@ def test_value_pretraining_ends_where_explained_variance_stops_rising_or_at_its_
     assert pretraining([-0.1, 0.1, 0.2, 0.2, 0.4], 50) == 40
     assert pretraining([0.3, 0.1, 0.2, 0.2, 0.4], 50) == 20
     assert pretraining([-0.1, -0.2, -0.3, -0.4, -0.5], 50) == 50  # nothing has been learnt yet
+    assert pretraining([0.01, 0.005, 0.03, 0.02, 0.1], 50) == 50  # next to nothing
     assert pretraining([math.nan, 0.1, math.nan, 0.2, 0.1], 50) == 50
     assert pretraining([0.3, 0.1, 0.2], 3) == 2 and pretraining([0.3], 1) == 1
 
