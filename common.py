@@ -557,8 +557,10 @@ def clip_gradient(policy, max_norm):
 ROW = ("id", "image", "question", "answer", "kind", "choices")
 
 
-def load_pool(path, least=1):
+def load_pool(path, least=1, decode=True):
     """A pool or an evaluation set -> list of rows, each row and image checked; `image` becomes the path from here.
+
+    decode=False looks only whether the images are there, for rows whose converter has decoded them.
 
     Stops with one sentence that names the file, the first bad row and the remedy, and counts the other bad rows.
     """
@@ -579,10 +581,14 @@ def load_pool(path, least=1):
         else:
             row["image"] = str(path.parent / row["image"])
     if not bad:
+        images = [*dict.fromkeys(row["image"] for row in rows)]
+        check = check_image if decode else lambda x: None if os.path.exists(x) else f"the image {x} is missing"
         with ThreadPoolExecutor() as threads:
-            faults = tqdm(threads.map(check_image, (row["image"] for row in rows)), f"images of {path.name}", len(rows),
-                          leave=False, disable=len(rows) < 2000)  # fmt: skip
-            bad = [f"line {n} (id {r['id']}): {x}" for n, (r, x) in enumerate(zip(rows, faults, strict=True), 1) if x]
+            faults = tqdm(threads.map(check, images), f"images of {path.name}", len(images), leave=False,
+                          disable=len(images) < 2000)  # fmt: skip
+            faults = dict(zip(images, faults, strict=True))
+        faults = [(number, row["id"], faults[row["image"]]) for number, row in enumerate(rows, 1)]
+        bad = [f"line {number} (id {id}): {fault}" for number, id, fault in faults if fault]
     if bad:
         remedy = f"; {_remedy(path)}" if "is missing" in bad[0] else ""
         raise SystemExit(f"{path}, {bad[0]}{remedy}{f' ({len(bad) - 1} more rows are bad)' if len(bad) > 1 else ''}.")
@@ -627,14 +633,20 @@ def check_row(row):
 
 def check_image(path):
     """What is wrong with an image file, and what to do about it, or None. Decodes it whole."""
+    return read_image(path)[1]
+
+
+def read_image(path):
+    """An image file -> (its picture, None) or (None, what is wrong with it, and what to do about it)."""
     if not os.path.exists(path):
-        return f"the image {path} is missing"
+        return None, f"the image {path} is missing"
     try:
-        width, height = load_image(path).size
+        width, height = (image := load_image(path)).size
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        return f"the image {path} can't be read ({error}): replace it or remove the row"
+        return None, f"the image {path} can't be read ({error}): replace it or remove the row"
     if max(width, height) > 200 * min(width, height):
-        return f"the image {path} is {width} x {height}, longer than 200 : 1: remove the row"
+        return None, f"the image {path} is {width} x {height}, longer than 200 : 1: remove the row"
+    return image, None
 
 
 def load_image(path):

@@ -1,0 +1,215 @@
+"""MathV360K as downloaded -> rows.jsonl, one checked row a problem, and dropped.jsonl with the reason for every other.
+
+    python -m data.mathv360k.prepare --source DIR
+
+DIR holds train_samples_all_tuning.json and its unpacked images. Called again after a break, it goes on where it was.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import common  # isort: skip  # first: it says in a sentence which package is missing
+from tqdm import tqdm
+
+import grpo
+from data import convert
+from judge import letters, pick, same_answer
+
+
+@dataclass
+class Args:
+    source: str = ""  # the downloaded folder
+    records: str = "train_samples_all_tuning.json"  # the file in it
+    out: str = "data/mathv360k"
+    # sources that are no mathematics
+    skip: str = "A-OKVQA,VQA2.0,KVQA,ParsVQA-Caps,TextVQA,VizWiz,PMC-VQA,VQA-RAD,VQA-AS"
+    max_prompt: int = 1024  # tokens of a prompt, its image's included; longer rows are dropped, never cut
+    bad_images: float = 0.02  # stop where a larger share of the images is missing or can't be read
+    workers: int = 0  # processes, 0 for one a core
+    model: str = grpo.Args.model  # whose tokenizer counts; this and the next two as in training
+    instruction: str = grpo.Args.instruction
+    max_pixels: int = grpo.Args.max_pixels
+
+
+def read_records(path):
+    """The objects of one long JSON list, piece by piece: the whole file is never in memory."""
+    decoder, between, text, place, count = json.JSONDecoder(), re.compile(r"[\s,\[]*"), "", 0, 0
+    with open(path, encoding="utf-8") as file:
+        while len(text) - place < 1 << 26 and (piece := file.read(1 << 20)):
+            text, place = text[place:] + piece, 0
+            while (start := between.match(text, place).end()) < len(text) and text[start] != "]":
+                try:
+                    record, place = decoder.raw_decode(text, start)
+                except json.JSONDecodeError:
+                    break  # it goes on in the next piece
+                yield record
+                count += 1
+    if text[place:].strip(" \r\n\t,[") != "]":
+        raise SystemExit(f"{path} is no whole JSON list, it breaks off after record {count}: download it again.")
+
+
+def parse_record(record):
+    """A record as it was published -> its row, or what is wrong with it, a text.
+
+    The human turn is `<image>\\nHint: ...\\nQuestion: ...\\nChoices:\\n(A) ...`, the other one `The answer is X`. What
+    comes before `The answer is`, if anything does, is kept as the row's solution.
+    """
+    if not (isinstance(record, dict) and record.keys() >= {"id", "image", "conversations"}):
+        return "its record has other fields than id, image and conversations"
+    turns = record["conversations"]
+    if [x.get("from") for x in turns] != ["human", "gpt"] or not isinstance(record["image"], str):
+        return "it is not one question and one answer on one image"
+    text = turns[0]["value"].replace("<image>", "").strip()
+    asked = re.fullmatch(r"(?:Hint:(.*?)(?:\n|(?=Question:)|$))?\s*(?:Question:)?(.*)", text, re.S)
+    hint, (question, choices) = asked[1] or "", convert.split_options(asked[2])
+    question = re.sub(r"(?:\\n|\s)+$", "", question).strip()
+    if digits := re.search(r"(?:one|two|three|four|\d) decimal places?", hint):
+        question += f" Give the answer with {digits[0]}."  # else a rounded gold makes right answers wrong
+    work, _, answer = turns[1]["value"].strip().rpartition("The answer is")
+    answer = re.sub(r"\s*\.$", "", answer.strip(" :\n"))
+    if not choices and re.fullmatch(r"\(?[A-H]\)?", answer) and (not hint or "option letter" in hint):
+        return "its gold is a letter and it has no options"
+    place = pick(answer, choices) if choices and answer else None
+    answer = letters(choices)[place] if place not in (None, -1) else answer
+    return dict(
+        source=record["image"].split("/")[0], split="mathv360k", image=f"images/{record['image']}", question=question,
+        answer=answer, kind="choice" if choices else "free", choices=choices,
+        solution=convert.sentences(f"{work.strip()}\n<answer>{answer}</answer>") if work.strip() else [],
+        solution_source="mathv360k" if work.strip() else None, source_id=record["id"],
+    )  # fmt: skip
+
+
+@cache
+def processor_of(model, instruction, max_pixels):
+    """A process's own."""
+    return common.Processor(model, Args(instruction=instruction, max_pixels=max_pixels))
+
+
+def convert_record(index, record, facts, args):
+    """A record and the facts of its image -> a row to be written, or what is wrong with it, a text."""
+    row = parse_record(record)
+    if isinstance(row, str):
+        return row
+    row = {"id": f"mathv360k-{index}"} | row
+    if row["source"] in args.skip.split(","):
+        return f"its source {row['source']} is no mathematics (--skip)"
+    if fault := facts["fault"] or convert.check_gold(row):
+        return fault
+    processor = processor_of(args.model, args.instruction, args.max_pixels)
+    tokens = processor.length(row | {"image": f"{args.out}/{row['image']}"})
+    if tokens > args.max_prompt:
+        return f"its prompt is longer than {args.max_prompt} tokens"
+    return row | {"prompt_tokens": tokens, "image_sha": facts["sha"], "image_dhash": facts["dhash"]}
+
+
+def convert_chunk(job):
+    """(args, list of (index, record, facts)) -> one line of JSON each, a row's or a drop's."""
+    args, chunk = job
+    rows = [convert_record(*item, args) for item in chunk]
+    drop = lambda i, why: dict(id=f"mathv360k-{i}", reason=convert.reason(why), fault=why)
+    rows = [drop(i, row) if isinstance(row, str) else row for (i, _, _), row in zip(chunk, rows, strict=True)]
+    return [("question" in row, json.dumps(row, ensure_ascii=False) + "\n") for row in rows]
+
+
+def key_of(row):
+    """One number for an image's content, a question and its options in any order: equal in duplicates."""
+    what = [row["image_sha"], " ".join(row["question"].split()), *sorted(" ".join(x.split()) for x in row["choices"])]
+    return int.from_bytes(hashlib.sha256(json.dumps(what).encode()).digest()[:8], "big")
+
+
+def find_golds(rows):
+    """Rows in file order -> {key: (first id, gold)}, the gold None where two rows of a key disagree."""
+    golds = {}
+    for row in rows:
+        gold = row["choices"][letters(row["choices"]).index(row["answer"])] if row["choices"] else row["answer"]
+        first, known = golds.setdefault(key := key_of(row), (row["id"], gold))
+        if known not in (None, gold) and (row["choices"] or not same_answer(gold, known)):
+            golds[key] = first, None
+    return golds
+
+
+def find_images(source, path):
+    """The folder that the image names in the records start from."""
+    names = [x["image"] for x in islice(read_records(path), 1000) if isinstance(x, dict) and "image" in x]
+    for folder in (source / "data_images", source / "images_data", source):
+        if any((folder / name).exists() for name in names):
+            return folder.resolve()
+    remedy = "unpack" if (source / "data_images.zip").exists() else "download and unpack"
+    raise SystemExit(f"None of the first {len(names)} images is below {source}: {remedy} data_images.zip there.")
+
+
+def main(args):
+    source, out = Path(args.source), Path(args.out)
+    path, link, record = source / args.records, out / "images", out / "prepare.json"
+    if not args.source or not path.exists():
+        raise SystemExit(f"{path} does not exist: download Zhiqiang007/MathV360K and name its folder with --source.")
+    if (out / "rows.jsonl").exists():
+        raise SystemExit(f"{out / 'rows.jsonl'} is there already: remove it to convert again.")
+    if link.exists() and not link.is_symlink():
+        raise SystemExit(f"{link} is in the way of a link to the source's images: move it away.")
+    folder = find_images(source, path)
+    out.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder)
+    parts = {name: out / f"{name}.jsonl.part" for name in ("rows", "dropped")}
+    settings = asdict(args) | {"bytes": path.stat().st_size, "source": str(folder), "workers": 0, "bad_images": 0}
+    if not record.exists() or json.loads(record.read_text()) != settings:  # what other settings made is of no use
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+        common.write_text(record, json.dumps(settings, indent=1))
+
+    names, total = {}, 0
+    for x in tqdm(read_records(path), "1 records", unit="record"):
+        total += 1
+        if isinstance(x, dict) and isinstance(x.get("image"), str):
+            names.setdefault(x["image"])
+    images = convert.look_at_all([*names], folder, out / "images.jsonl", "2 images")
+    convert.check_bad_images(images, args.bad_images, folder)
+
+    done = {int(x["id"].split("-")[1]) for part in parts.values() for x in convert.read_whole_lines(part)}
+    todo = (
+        (i, x, images.get(x["image"]) if isinstance(x, dict) and isinstance(x.get("image"), str) else None)
+        for i, x in enumerate(read_records(path))
+        if i not in done
+    )
+    chunks = ((args, chunk) for chunk in iter(lambda: list(islice(todo, 500)), []))
+    bar = tqdm(desc="3 rows", total=total, initial=len(done), unit="row")
+    with open(parts["rows"], "a", encoding="utf-8") as rows, open(parts["dropped"], "a", encoding="utf-8") as dropped:
+        for lines in convert.in_order(convert_chunk, chunks, args.workers or os.cpu_count()):
+            for good, line in lines:
+                (rows if good else dropped).write(line)
+            rows.flush(), dropped.flush()
+            bar.update(len(lines))
+    bar.close()
+
+    # conflicts and duplicates show only when all rows are there
+    golds, extra = find_golds(convert.read_whole_lines(parts["rows"])), []
+    with open(out / "rows.jsonl.new", "w", encoding="utf-8") as file:
+        for row in tqdm(convert.read_whole_lines(parts["rows"]), "4 golds", total, unit="row"):
+            first, gold = golds[key_of(row)]
+            if gold is not None and first == row["id"]:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            else:
+                why = (
+                    "it repeats an earlier row" if gold is not None else "the same question has another gold elsewhere"
+                )
+                extra.append(dict(id=row["id"], reason=why, fault=f"{why}: {first}"))
+    drops = [*convert.read_whole_lines(parts["dropped"]), *extra]
+    common.write_text(out / "dropped.jsonl", "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in drops))
+    (out / "rows.jsonl.new").replace(out / "rows.jsonl")
+    for part in parts.values():
+        part.unlink()
+    convert.print_counts(convert.read_whole_lines(out / "rows.jsonl"), drops)
+    print(f"{out / 'rows.jsonl'} is ready, {out / 'dropped.jsonl'} names every dropped row. "
+          "Next: torchrun --nproc_per_node 8 -m data.pool.measure")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(common.parse(Args, sys.argv[1:]))
