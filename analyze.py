@@ -433,8 +433,51 @@ def percent(share):
     return "" if share is None else f"{100 * share:.1f}"
 
 
+def precondition_note(pool):
+    """What `data.pool.precondition` measured of a pool, as an indented Markdown table -> text, or None if it was not.
+
+    all wrong is the share of groups; its bounds are (1 - right)^G, by Jensen, and 1 - right.
+    """
+    path = Path(pool).with_suffix(".precondition.json")
+    if not path.exists():
+        return None
+    facts = json.loads(path.read_text())
+    rows = [
+        [
+            "solution shown",
+            "rows",
+            "right",
+            "paper: right",
+            "all wrong",
+            "bounds",
+            "paper: all wrong",
+            "readable",
+            "truncated",
+        ]
+    ]
+    paper = {"0.0": ("3.6 (pool), 7.2 (hint test)", "85-97"), "0.5": ("34.4", "")}
+    for share, x in facts["shown"].items():
+        right, dead = (f"{percent(x[k])} +- {percent(2 * x[k + '_error'])}" for k in ("right", "all_wrong"))
+        bounds = f"{percent(x['floor'])} to {percent(x['ceiling'])}"
+        known = paper.get(share, ("", ""))
+        rows.append([f"{float(share):.0%}", x["rows"], right, known[0], dead, bounds, known[1]])
+        rows[-1] += [percent(x["readable"]), percent(x["truncated"])]
+    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
+    lines = ["| " + " | ".join(str(c).ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    stale = Path(pool).exists() and hashlib.sha256(Path(pool).read_bytes()).hexdigest() != facts["sha256"]
+    title = (
+        f"preconditions of {pool}, fresh rollouts of {facts['model']} in %, +- 2 s.e. over rows, groups of "
+        f"{facts['group']}; {percent(facts['solved'])} of its rows have a solution"
+        + "; THE POOL HAS CHANGED SINCE, measure again"
+        * stale
+    )
+    return title + ":\n\n" + "\n".join("  " + line for line in lines) + "\n"
+
+
 def sparsity_table(runs, path):
-    """Training rollouts: reward and all-wrong groups at the start and at the end, the rest over all steps."""
+    """Training rollouts: reward and all-wrong groups at the start and at the end, the rest over all steps. Below it,
+    what was measured of each pool before training."""
     start, end = f"first {WINDOW}", f"last {WINDOW}"
     header = ["run", "steps", f"reward, {start}", "paper: base", f"reward, {end}", f"all wrong, {start}"]
     rows = [header + ["paper: start", f"all wrong, {end}", "mixed", "unparsed", "truncated", "tokens"]]
@@ -456,6 +499,8 @@ def sparsity_table(runs, path):
                 + ("holds" if found >= floor - slack else "FAILS, rewards or groups are miscounted")
                 + f" (up to {percent(slack)} of sampling noise)."
             )
+    pools = dict.fromkeys(run["args"]["pool"] for run in runs if run["args"].get("pool"))
+    notes += [note for pool in pools if (note := precondition_note(pool))]
     return "Sparsity of the reward in training, %", rows, notes
 
 

@@ -37,10 +37,10 @@ def split_options(text):
 def sentences(text):
     """Text -> its sentences with the spaces behind them, so that joined as they are they make up the text.
 
-    They end at full stops and line ends, but not in `1. First step` or `A. 12`, and before an <answer> tag.
+    They end at full stops, semicolons and line ends, but not in `1. First step` or `A. 12`, and before an <answer> tag.
     """
     text = text.strip()
-    ends = [m.end() for m in re.finditer(r"(?<=[.!?。])(?<!\b[\dA-H]\.)\s+|\n+|。(?=\S)|(?=<answer>)", text)]
+    ends = [m.end() for m in re.finditer(r"(?<=[.!?])(?<!\b[\dA-H]\.)\s+|;\s*|\n+|。|(?=<answer>)", text)]
     cuts = [0, *ends, len(text)]
     return [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if text[a:b]]
 

@@ -54,12 +54,12 @@ class Args(grpo.Args):
 
 
 TOLD = (
-    "\n(The final answer is known to be {}. Write down the reasoning that leads to it, as if you did not know it, and do "
-    "not mention this remark.)"
+    "\n(The final answer is known to be {}. Write down the reasoning that leads to it, as if you did not know it, and "
+    "do not mention this remark.)"
 )
 MENTIONS = r"\b(?:known|given|provided|correct|stated|reference) (?:final )?answer\b|\bremark\b|\bas if\b"
 OURS = ("teacher", "api", "rationalised")  # sources of solutions that are made here
-SAME = "pool instruction temperature max_new_tokens max_pixels seed teacher tries rationalise api api_model".split()
+SAME = "pool instruction temperature max_new_tokens max_pixels seed teacher api api_model".split()
 
 
 # ------------------------------------------------------------------------------------------------------ what is kept
@@ -88,6 +88,11 @@ def leaks(row):
     return any(grade(hint, row["answer"], row["choices"]) == "right" for hint in dict.fromkeys(hints) if hint)
 
 
+def usable(row):
+    """Whether a row has a solution that can be shown in part without a leak."""
+    return any(common.segments(row)) and not leaks(row)
+
+
 def choose(row, texts, told=False):
     """Of several answers the solution to keep, or None: the shortest of those with two steps or more, else of all."""
     good = [s for s, _ in (make_solution(row, text, told) for text in texts) if s]
@@ -113,10 +118,10 @@ def by_teacher(rows, args, run):
         for part in measure.batched(problems, max(1, args.batch // count) * count):
             run.begin("solutions", key, part[0]["id"])
             batch = common.sample(teacher, processor, part, replace(args, group=count), run)
-            for i, grade in enumerate(common.reward(batch, part)[1]):
+            for i, word in enumerate(common.reward(batch, part)[1]):
                 ids = batch.ids[i, -batch.mask.shape[1] :][batch.mask[i] > 0].tolist()
                 ids = (ids[:-1] if ids[-1] in teacher.eos else ids) if batch.finished[i] else None
-                answers.append(dict(grade=grade if ids is not None else "cut", text=batch.text[i], ids=ids))
+                answers.append(dict(grade=word if ids is not None else "cut", text=batch.text[i], ids=ids))
         return measure.batched(answers, count)
 
     for part in measure.batched(rows, max(1, args.batch // 4)):
@@ -139,7 +144,7 @@ def by_teacher(rows, args, run):
 def line(row, model, kept, answers, told):
     """What is filed of a row: the kept solution and its source, the stored ids, and every answer."""
     source, solution = kept or (None, None)
-    ids = next((x.pop("ids") for x in answers if x["ids"]), None)
+    ids = next((x["ids"] for x in answers if x["ids"]), None)
     drop = lambda xs: [{k: v for k, v in x.items() if k != "ids"} for x in xs]
     return dict(id=row["id"], row=fingerprint(row), model=model, solution=solution, solution_source=source, teacher=ids,
                 answers=drop(answers), told=drop(told))  # fmt: skip
@@ -206,7 +211,7 @@ def read_reply(reply, row):
 
 
 def ask_row(row, args):
-    """A row asked until a solution will do -> its line, or None where a request failed: it is asked on the next call."""
+    """A row asked until a solution will do -> its line, or None where a request failed: the next call asks it again."""
     answers, told = [], []
     for number in range(args.tries + args.rationalise):
         late = number >= args.tries
@@ -240,7 +245,7 @@ def attach(path, found):
     for row in rows:
         if new := found.get((row["id"], fingerprint(row))):
             row["teacher"] = new["teacher"] or row.get("teacher")
-            if not row.get("solution") or row["solution_source"] in OURS:
+            if not usable(row) or row["solution_source"] in OURS:
                 row |= {"solution": new["solution"] or [], "solution_source": new["solution_source"]}
     common.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return rows
@@ -253,9 +258,12 @@ def main(args):
     if args.api and run.world > 1:
         raise SystemExit("--api needs no GPU and one process: python -m data.pool.solutions --api ...")
     rows = common.load_pool(path, decode=False)
-    done = {(x["id"], x["row"]) for x in measure.read_measured(run.dir)}
+    enough = lambda x: x["solution"] or (len(x["answers"]) >= args.tries and len(x["told"]) >= args.rationalise)
+    done = {(x["id"], x["row"]) for x in measure.read_measured(run.dir) if enough(x)}
     dist.barrier()  # all have read before the first writes
     todo = [row for row in rows if (row["id"], fingerprint(row)) not in done]
+    if args.api:  # it stores no teacher answers, so it need not see rows that come with a solution
+        todo = [row for row in todo if row.get("solution_source") in (None, *OURS) or not usable(row)]
     mine = todo[run.rank :: run.world]
     bar = tqdm(desc=f"{run.dir}", total=len(rows), initial=len(rows) - len(todo), unit="row", disable=run.rank > 0)
     solved = asked = 0
@@ -283,14 +291,15 @@ def report(rows, found, args):
             if answer["grade"] == "right":
                 why[make_solution(row, answer["text"])[1] or "will do"] += 1
     total, n = sum(grades.values()) or 1, len(rows)
-    hinted = sum(any(common.segments(row)) for row in rows)
+    open_rows = sum((row["id"], fingerprint(row)) not in found and not usable(row) for row in rows)
+    hinted = sum(map(usable, rows))
     print("\n| solution | rows | share |\n| --- | --- | --- |")
     for source, count in sources.most_common():
         print(f"| {source} | {count} | {count / n:.1%} |")
-    print(f"\nOf {total} answers {grades['right'] / total:.1%} are right, {grades['cut'] / total:.1%} cut by the limit; "
-          f"of the right ones: {', '.join(f'{k} {v}' for k, v in why.most_common()) or 'none'}.\n"
+    print(f"\nOf {total} answers {grades['right'] / total:.1%} are right, {grades['cut'] / total:.1%} cut off. "
+          f"Right ones: {', '.join(f'{k} {v}' for k, v in why.most_common()) or 'none'}.\n"
           f"{hinted} of {n} rows can be hinted, {sum(bool(row.get('teacher')) for row in rows)} have a stored teacher "
-          f"answer, {n - len(found)} are still open{' (call again)' if n > len(found) else ''}. "
+          f"answer, {open_rows} are still open{' (call again)' * (open_rows > 0)}. "
           "Next: torchrun --nproc_per_node 8 -m data.pool.precondition", flush=True)  # fmt: skip
 
 
