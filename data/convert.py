@@ -40,7 +40,8 @@ def sentences(text):
     They end at full stops, semicolons and line ends, but not in `1. First step` or `A. 12`, and before an <answer> tag.
     """
     text = text.strip()
-    ends = [m.end() for m in re.finditer(r"(?<=[.!?])(?<!\b[\dA-H]\.)\s+|;\s*|\n+|。|(?=<answer>)", text)]
+    stop = r"(?<=[.!?])(?<!^[\dA-H]\.)(?<![.!?]\s[\dA-H]\.)\s+"
+    ends = [m.end() for m in re.finditer(rf"{stop}|;\s*|\n+|。|(?=<answer>)", text, re.M)]
     cuts = [0, *ends, len(text)]
     return [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if text[a:b]]
 

@@ -47,9 +47,12 @@ def read_hub(path):
         )
     from pyarrow import parquet
 
-    rows = parquet.read_table(path).to_pylist()
+    return list(map(from_hub, parquet.read_table(path).to_pylist()))
+
+
+def from_hub(row):
     names = ("id", "question", "ground_truth", "answer_type", "subject", "knowledge_level")
-    return [(*(row[name] for name in names), row["decoded_image"]["bytes"]) for row in rows]
+    return *(row[name] for name in names), row["decoded_image"]["bytes"]
 
 
 def read_repository(path):

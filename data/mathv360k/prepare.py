@@ -197,9 +197,7 @@ def main(args):
             if gold is not None and first == row["id"]:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
             else:
-                why = (
-                    "it repeats an earlier row" if gold is not None else "the same question has another gold elsewhere"
-                )
+                why = "it repeats an earlier row" if gold is not None else "its question has another gold elsewhere"
                 extra.append(dict(id=row["id"], reason=why, fault=f"{why}: {first}"))
     drops = [*convert.read_whole_lines(parts["dropped"]), *extra]
     common.write_text(out / "dropped.jsonl", "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in drops))
