@@ -134,7 +134,7 @@ def check_bad_images(facts, limit, folder):
 def reason(fault):
     """A fault in general terms, to be counted: without names and numbers, and without the remedy."""
     fault = re.sub(r"'[^']*'|\"[^\"]*\"|<\S*?>|\d+", "..", fault.partition(": ")[0])
-    return re.sub(r"(the image ..*?) ?\(.*\)", r"\1", fault)
+    return re.sub(r"(the image .*?) ?\(.*\)", r"\1", fault).strip()
 
 
 def check_gold(row):

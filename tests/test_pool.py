@@ -1,10 +1,7 @@
 """Raw folders in the published layouts -> rows -> rollouts -> pool -> solutions -> a hint arm and its table; what each
 step refuses, and what it must not lose. Small folders are made here; `real_samples` is used where it is present."""
 
-import base64
-import io
 import json
-import math
 import random
 import re
 import subprocess
@@ -14,7 +11,6 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,7 +27,7 @@ from data.dynamath import prepare as dynamath
 from data.mathv360k import prepare as mathv360k
 from data.pool import filter as pool_filter
 from data.pool import measure, precondition, solutions
-from data.toy import world
+from data.toy import world as toy
 
 REAL = ROOT.parent / "shared" / "real_samples"
 LETTER = "Please answer the question and provide the correct option letter, e.g., A, B, C, D, at the end."
@@ -53,9 +49,8 @@ def record(i, image, question, gold, choices=(), wish=None, before=""):
     """A record of MathV360K as it is published; `wish` is what its hint line asks for."""
     wish = (LETTER if choices else FINAL) if wish is None else wish
     options = "".join(f"\n({letter}) {text}" for letter, text in zip("ABCDEFGH", choices, strict=False))
-    asked = f"<image>\n{f'Hint: {wish}' if wish else ''}\nQuestion: {question}" + (
-        f"\nChoices:{options}" * bool(choices)
-    )
+    asked = f"<image>\n{f'Hint: {wish}' if wish else ''}\nQuestion: {question}"
+    asked += f"\nChoices:{options}" * bool(choices)
     told = [{"from": "human", "value": asked}, {"from": "gpt", "value": f"{before}The answer is {gold}"}]
     return {"id": f"identity_{i}", "image": image, "conversations": told}
 
@@ -194,15 +189,13 @@ def test_the_converter_keeps_what_is_sound_and_counts_the_rest(raw, tmp_path, ca
     assert why["11"] == why["12"] == "its question has another gold elsewhere"
     assert why["13"] == "the image is missing" and "can't be read" in why["14"] and "longer than" in why["15"]
     assert why["16"] == "its gold is a letter and it has no options" and "is none of its .. options" in why["17"]
-    assert (
-        why["18"] == "its prompt is longer than .. tokens"
-        and why["19"] == "its source VizWiz is no mathematics (--skip)"
-    )
+    assert why["18"] == "its prompt is longer than .. tokens"
+    assert why["19"] == "its source VizWiz is no mathematics (--skip)"
     assert "stands in the text" in why["20"] and "other fields" in why["21"] and "options are equal" in why["22"]
     assert "is empty" in why["23"]
     printed = capsys.readouterr().out
     assert "| Geometry3K | 8 | 2 | 6 |" in printed and "| all, on 4 images | 8 | 2 | 6 |" in printed
-    assert "| it repeats an earlier row | 3 | mathv360k-8 |" in printed and "8 images" in printed
+    assert "| it repeats an earlier row | 3 | mathv360k-8 |" in printed and "9 images, 5 distinct" in printed
     assert "1 with transparent parts" in printed and "3 missing or bad" in printed
     loaded = common.load_pool(tmp_path / "out" / "rows.jsonl")
     processor = common.Processor("data/toy/student", common.parse(grpo.Args, ["--toy"]))
@@ -377,3 +370,644 @@ def test_real_dynamath_questions_are_converted(tmp_path):
     rows = {row["id"]: row for row in common.load_pool(tmp_path / "out" / "dynamath.jsonl")}
     assert all((rows[x["id"]]["choices"], rows[x["id"]]["answer"]) == (x["choices"], x["answer"]) for x in real)
     assert len(rows) == 36
+
+
+# ---- measure
+
+
+@pytest.fixture
+def rows(tmp_path, world):
+    """Ten rows on five images -> the path of rows.jsonl as the converter leaves it."""
+    made = []
+    for i, row in enumerate(common.read_jsonl(world / "train.jsonl")[:10]):
+        made.append(row | dict(image=str(world / row["image"]), image_sha=f"s{i // 2}", image_dhash=f"{i // 2:016x}",
+                               solution=[], solution_source=None))  # fmt: skip
+    return write_lines(tmp_path / "rows.jsonl", made)
+
+
+def measuring(make_args, rows, runs, module=measure, **more):
+    small = {k: v for k, v in vars(make_args()).items() if k != "name"} | dict(eval="", pool=rows, runs=str(runs))
+    return module.Args(**(small | dict(batch=16) | more))
+
+
+def lines_of(folder):
+    return {x["id"]: x for x in measure.read_measured(folder)}
+
+
+@pytest.fixture
+def graded(monkeypatch):
+    """A stand-in for the grader, as the tiny model never answers anything: graded(f), f(row id, count) -> grade."""
+
+    def use(f):
+        counts = {}
+
+        def reward(batch, problems):
+            grades = []
+            for p, done in zip(problems, batch.finished.tolist(), strict=True):
+                counts[p["id"]] = counts.get(p["id"], -1) + 1
+                grades.append(f(p["id"], counts[p["id"]]) if done else "unparsed")
+            return torch.tensor([float(g == "right") for g in grades]), grades
+
+        monkeypatch.setattr(common, "reward", reward)
+
+    return use
+
+
+def always_done(monkeypatch):
+    sample = common.sample
+
+    def finished(*args, **more):
+        batch = sample(*args, **more)
+        return replace(batch, finished=torch.ones_like(batch.finished))
+
+    monkeypatch.setattr(common, "sample", finished)
+
+
+def test_rollouts_are_counted_in_rounds_while_a_row_is_hard_and_readable(
+    make_args, rows, tmp_path, graded, monkeypatch
+):
+    always_done(monkeypatch)
+    grades = {"train0": "wrong", "train1": "unparsed", "train2": "right"}
+    graded(lambda id, n: "right" if (id, n) == ("train3", 5) else grades.get(id, "wrong"))
+    measure.main(measuring(make_args, rows, tmp_path / "p", rollouts="4,4,8"))
+    found = lines_of(tmp_path / "p" / "candidates-s0")
+    assert len(found) == 10
+    count = lambda i: [found[f"train{i}"]["profile"][k] for k in ("n", "correct", "formatted", "truncated")]
+    assert count(0) == [16, 0, 16, 0] and count(1) == [4, 0, 0, 0] and count(2) == [4, 4, 4, 0]
+    assert count(3) == [8, 1, 8, 0]  # right once in the second round, so not in the third
+    assert all(len(x["answers"]) == x["profile"]["n"] and {"row"} < x.keys() for x in found.values())
+
+
+def test_an_answer_that_the_limit_cut_off_is_told_from_one_that_cannot_be_read(make_args, rows, tmp_path):
+    measure.main(measuring(make_args, rows, tmp_path / "p", rollouts="8", max_new_tokens=6))
+    found = lines_of(tmp_path / "p" / "candidates-s0").values()
+    cut = sum(x["profile"]["truncated"] for x in found)
+    assert 0 < cut < 80 and cut == sum(grade == "cut" for x in found for grade, _ in x["answers"])
+
+
+def test_measuring_uses_the_sampler_and_the_settings_of_training():
+    default = {k: v for k, v in vars(grpo.Args()).items() if k not in ("name", "pool", "eval", "runs", "steps")}
+    for module in (measure, precondition, solutions):
+        assert {k: vars(module.Args())[k] for k in default} == default
+
+
+def test_a_measurement_that_was_killed_goes_on_with_other_processes_and_loses_nothing(
+    make_args, rows, tmp_path, monkeypatch
+):
+    args = measuring(make_args, rows, tmp_path / "p", rollouts="4", batch=8)
+    append, calls = common.append_jsonl, []
+
+    def dies(path, *lines):
+        calls.append(path)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        append(path, *lines)
+
+    with monkeypatch.context() as m:
+        m.setattr(common, "append_jsonl", dies)
+        with pytest.raises(KeyboardInterrupt):
+            measure.main(args)
+    first = tmp_path / "p" / "candidates-s0" / "rollouts-0.jsonl"
+    kept = [json.loads(x) for x in first.read_text().splitlines()]
+    assert len(kept) == 4
+    first.rename(first.with_name("rollouts-5.jsonl"))  # another process's
+    with open(first.with_name("rollouts-5.jsonl"), "a") as file:
+        file.write('{"id": "tor')
+    measure.main(args)
+    found = list(measure.read_measured(first.parent))
+    assert len(found) == 10 == len({x["id"] for x in found}) and [x for x in found if x in kept] == kept
+    changed = common.read_jsonl(rows)
+    changed[0]["answer"] = "77"
+    write_lines(rows, changed)
+    measure.main(args)
+    found = list(measure.read_measured(first.parent))
+    assert [x["id"] for x in found].count("train0") == 2, "a row that has changed is measured again"
+
+
+@pytest.mark.parametrize("flag", ["temperature", "max_new_tokens", "instruction", "rollouts", "readable"])
+def test_measurements_of_other_settings_never_mix(make_args, rows, tmp_path, flag):
+    args = measuring(make_args, rows, tmp_path / "p", rollouts="4", limit=1)
+    measure.main(args)
+    other = {"temperature": 0.7, "max_new_tokens": 9, "instruction": "Say it.", "rollouts": "8", "readable": 0.5}[flag]
+    with pytest.raises(SystemExit, match=rf"was measured with --{flag.replace('_', '-')} .* use the same flags, or"):
+        measure.main(replace(args, **{flag: other}))
+
+
+def test_three_processes_share_the_rows_out(make_args, rows, tmp_path):
+    args = vars(measuring(make_args, rows, tmp_path / "p", rollouts="4"))
+    flags = [x for k, v in args.items() for x in (f"--{k.replace('_', '-')}", str(v))]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3"]
+    done = subprocess.run([*command, "-m", "data.pool.measure", *flags], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    files = sorted((tmp_path / "p" / "candidates-s0").glob("rollouts-*.jsonl"))
+    assert [len(x.read_text().splitlines()) for x in files] == [4, 3, 3] and len(lines_of(files[0].parent)) == 10
+
+
+# ---- filter
+
+
+def profile(n, correct, formatted=None):
+    return dict(n=n, correct=correct, formatted=n if formatted is None else formatted, truncated=0)
+
+
+KINDS = {
+    "hard": lambda i: profile(128, 0), "format": lambda i: profile(16, 0, 3), "easy": lambda i: profile(16, 15),
+    "tail": lambda i: profile(16, 8), "once": lambda i: profile(32, 1), "few": lambda i: profile(32, 0),
+    "new": lambda i: None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def candidates(tmp_path):
+    """Rows of seven kinds, two on an image, with rollouts for all but the `new` ones -> flags of the filter."""
+    counts, made, lines = dict(hard=60, format=40, easy=20, tail=30, once=10, few=10, new=30), [], []
+    for kind, count in counts.items():
+        for i in range(count):
+            k = len(made)
+            choices = ["1", "2", "3", "4"] if k % 3 else []
+            row = dict(id=f"{kind}{i}", source="S", split="m", image=f"images/{k // 2}.png", question=f"Find x{k}.",
+                       answer="A" if choices else "1", kind="choice" if choices else "free", choices=choices,
+                       solution=[], solution_source=None, image_sha=f"s{k // 2}",
+                       image_dhash=f"{random.Random(k // 2).getrandbits(64):016x}")  # fmt: skip
+            made.append(row)
+            if found := KINDS[kind](i):
+                lines.append(dict(id=row["id"], row=measure.fingerprint(row), profile=found, answers=[]))
+    (tmp_path / "measured").mkdir()
+    write_lines(tmp_path / "measured" / "rollouts-0.jsonl", lines[::2])
+    write_lines(tmp_path / "measured" / "rollouts-1.jsonl", lines[1::2])
+    rows = write_lines(tmp_path / "rows.jsonl", made)
+    places = dict(rows=rows, measured=str(tmp_path / "measured"), out=str(tmp_path / "pool"))
+    return pool_filter.Args(**places, sparse=8, old=16, train=1000, tail_share=0.1)
+
+
+def filtered(args):
+    pool_filter.main(args)
+    return {name: common.read_jsonl(Path(args.out) / f"{name}.jsonl") for name in ("train", "sparse", "old")}
+
+
+def test_the_filter_keeps_what_is_wrong_though_readable_and_not_what_cannot_be_read(candidates, capsys):
+    sets = filtered(candidates)
+    kind = lambda row: row["id"].rstrip("0123456789")
+    assert {kind(row) for row in sets["train"]} == {"hard", "tail"}
+    assert {kind(row) for row in sets["sparse"]} == {"hard"}
+    tail = sum(kind(row) == "tail" for row in sets["train"])
+    assert tail == round((len(sets["train"]) - tail) / 9) and len(sets["sparse"]) == 8
+    printed = capsys.readouterr().out
+    row = lambda name: next(x.split("|")[1:-1] for x in printed.splitlines() if x.startswith(f"| {name}"))
+    assert [int(x) for x in row("an answer can be read in less than 75%")[1:]] == [40, 130]
+    assert int(row("not measured")[1]) == 30 and int(row("right in more than 0%")[1]) == 30
+    assert int(row("fewer than 64 rollouts")[1]) == 10 and int(row("tail (40% to 60%")[1]) == 30
+    # by reward alone: hard 60, few 10 and the 40 format failures, which are mostly unreadable
+    assert [int(x) for x in row("by reward alone")[1:3]] == [110, 40]
+    assert [int(x) for x in row("what reward alone would have let in")[1:3]] == [40, 40]
+    assert [int(x) for x in row("wrong and readable")[1:3]] == [len(sets["train"]), 0]
+    assert row("what reward alone")[4].strip() == f"{3 / 16:.1%}"
+    assert row("by reward alone")[4].strip() == f"{(70 + 40 * 3 / 16) / 110:.1%}"
+
+
+def test_the_removed_rows_add_up_to_what_is_left(candidates, capsys):
+    sets = filtered(candidates)
+    table = [x.split("|")[2:4] for x in capsys.readouterr().out.split("| rule |")[1].split("\n\n")[0].splitlines()[2:]]
+    left = 200
+    for removed, now in table[1:-1]:
+        left -= int(removed)
+        assert int(now) == left
+    assert left + int(table[-1][0]) == int(table[-1][1]) == len(sets["train"])
+
+
+def test_no_image_is_shared_and_old_is_drawn_from_all_rows_with_its_share_of_choice(candidates):
+    sets = filtered(candidates)
+    images = {name: {row["image_sha"] for row in rows} for name, rows in sets.items()}
+    assert all(not images[a] & images[b] for a, b in combinations(sets, 2))
+    old = sets["old"]
+    assert len(old) == 16 == len(images["old"]) and sum(row["kind"] == "choice" for row in old) == 11
+    assert all(len(row["choices"]) in (0, 4) for row in old)
+    assert {"new", "easy"} & {row["id"].rstrip("0123456789") for row in old}, "not hard rows alone"
+    assert all(row["split"] == name for name, rows in sets.items() for row in rows)
+    assert filtered(replace(candidates)) == sets and filtered(replace(candidates, seed=1)) != sets
+
+
+def test_rows_measured_before_they_changed_are_not_measured(candidates):
+    changed = common.read_jsonl(candidates.rows)
+    write_lines(candidates.rows, [row | dict(question="New?") if row["id"] == "hard0" else row for row in changed])
+    assert "hard0" not in {row["id"] for name in ("train", "sparse") for row in filtered(candidates)[name]}
+
+
+def test_near_duplicates_between_splits_are_named(candidates, capsys):
+    made = common.read_jsonl(candidates.rows)
+    for row in made:
+        if row["id"].startswith("hard"):  # one picture, but for a sign; questions that differ in numbers only
+            row["image_dhash"] = f"{1 << int(row['id'][4:]) % 3:016x}"
+    write_lines(candidates.rows, made)
+    lines = [x | dict(row=measure.fingerprint(row)) for x in measure.read_measured(candidates.measured)
+             for row in made if row["id"] == x["id"]]  # fmt: skip
+    write_lines(Path(candidates.measured) / "rollouts-0.jsonl", lines)
+    sets = filtered(candidates)
+    found = json.loads((Path(candidates.out) / "near_duplicates.json").read_text())["train and sparse"]
+    alike = lambda a, b: bool(a["choices"]) == bool(b["choices"])
+    hard = [row for row in sets["train"] if row["id"].startswith("hard")]
+    expected = {(a["id"], b["id"]) for a in hard for b in sets["sparse"] if alike(a, b)}
+    assert {(x["a"], x["b"]) for x in found} == expected and all(x["distance"] in (0, 2) for x in found)
+    assert f"train and sparse: 0 images shared, {len(found)} near-duplicates" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change, words", [
+    (dict(least=8), r"--least 8: .* select by more than the 8 of a training group"),
+    (dict(measured="nowhere"), r"nowhere does not exist: run .*data.pool.measure"),
+    (dict(rows="nowhere.jsonl"), r"nowhere.jsonl does not exist: run .*data.mathv360k.prepare"),
+    (dict(sparse=60), r"rows are hard and readable, and sparse alone takes 60: measure more candidates"),
+    (dict(old=200), r"old needs \d+ more rows with four options and \d+ more free ones"),
+])  # fmt: skip
+def test_what_cannot_be_filtered_is_refused_in_a_sentence(candidates, change, words):
+    with pytest.raises(SystemExit, match=words):
+        pool_filter.main(replace(candidates, **change))
+    assert not Path(candidates.out).exists()
+
+
+def test_rows_that_were_all_wrong_in_few_rollouts_come_back_to_the_mean():
+    """Why `--least` has to be above a group: by 8 rollouts, rows that are right one time in ten pass as never right."""
+    draw, args = random.Random(0), pool_filter.Args(group=4, least=8)
+    rates = [draw.choice([0.0, 0.1]) for _ in range(4000)]
+    kept = {n: [p for p in rates if not any(draw.random() < p for _ in range(n))] for n in (8, 128)}
+    few, many = (sum(x) / len(x) for x in kept.values())
+    assert few > 0.02 and many < 1e-4
+    assert pool_filter.judge_row(profile(8, 0), args) == "hard"
+    assert pool_filter.judge_row(profile(8, 0), replace(args, least=64)) == "few rollouts"
+
+
+# ---- precondition
+
+
+def measured(rates, n, draw, shown=0.0):
+    """Lines of rows whose n rollouts are right at the given rates."""
+    return [dict(shown=shown, hint=int(10 * shown), profile=profile(n, sum(draw.random() < p for _ in range(n))))
+            for p in rates]  # fmt: skip
+
+
+def test_the_all_wrong_share_is_that_of_every_possible_group():
+    for n, correct, group in [(8, 0, 8), (8, 1, 8), (9, 2, 4), (10, 3, 3), (6, 4, 3)]:
+        won = [i < correct for i in range(n)]
+        groups = [not any(some) for some in combinations(won, group)]
+        assert precondition.all_wrong(profile(n, correct), group) == pytest.approx(sum(groups) / len(groups))
+
+
+def test_figures_are_means_over_rows_and_keep_their_bounds():
+    draw = random.Random(0)
+    rates = [draw.choice([0.0, 0.0, 0.0, 0.5]) for _ in range(500)]
+    lines = measured(rates, 16, draw) + measured([p + 0.3 for p in rates], 16, draw, 0.5)
+    found = precondition.figures(lines, 8)
+    base = found["0.0"]
+    assert base["right"] == pytest.approx(sum(x["profile"]["correct"] for x in lines[:500]) / 8000)
+    assert base["floor"] == pytest.approx((1 - base["right"]) ** 8) and base["ceiling"] == 1 - base["right"]
+    truth = sum((1 - p) ** 8 for p in rates) / 500
+    assert abs(base["all_wrong"] - truth) < 3 * base["all_wrong_error"] and base["floor"] < base["all_wrong"]
+    assert found["0.5"]["right"] > base["right"] + 0.2 and found["0.5"]["hinted"] == 1
+    equal = precondition.figures(measured([0.1] * 2000, 8, draw), 8)["0.0"]
+    assert equal["all_wrong"] == pytest.approx(equal["floor"], abs=3 * equal["all_wrong_error"])
+
+
+def verdicts(lines, solved=1.0):
+    return {g["name"]: g["verdict"] for g in precondition.gates(precondition.figures(lines, 8), solved, 8)}
+
+
+def test_the_gates_pass_on_a_pool_like_the_papers_and_each_fails_on_what_it_is_for():
+    draw = random.Random(0)
+    rates = [0.6 if i % 16 == 0 else 0.0 for i in range(640)]
+    good = measured(rates, 8, draw) + measured([0.34] * 640, 8, draw, 0.5)
+    assert set(verdicts(good).values()) == {"pass"} and len(verdicts(good)) == 5
+    failed = lambda lines, **more: [k for k, v in verdicts(lines, **more).items() if v == "fail"]
+    assert failed(measured([0.3] * 640, 8, draw)) == ["GRPO will stall"]
+    assert failed(good, solved=0.5) == ["solutions"]
+    assert failed(measured(rates, 8, draw) + measured(rates, 8, draw, 0.5)) == ["hints unlock"]
+    unread = [x | dict(profile=x["profile"] | dict(formatted=3)) for x in good]
+    assert failed(unread) == ["readable"]
+    impossible = [dict(shown=0.0, hint=0, profile=profile(8, 1))] * 640  # no group is all wrong at 12 % right
+    assert "consistent" in failed(impossible)
+
+
+def test_hints_grow_with_the_share_shown_and_never_hold_the_answer():
+    row = dict(answer="9", choices=[], solution=["a. ", "b. ", "c. ", "it is 9. ", "<answer>9</answer>"])
+    assert [precondition.hint_of(row, x) for x in (0, 0.25, 0.5, 0.75, 1)] == [
+        "",
+        "a. ",
+        "a. b. ",
+        "a. b. c. ",
+        "a. b. c. ",
+    ]
+    assert precondition.hint_of(dict(answer="9", choices=[], solution=None), 0.5) == ""
+
+
+def test_fewer_rollouts_than_a_group_are_refused(make_args, rows, tmp_path):
+    with pytest.raises(SystemExit, match="--rollouts 3: it takes a group of 4 at least"):
+        precondition.main(measuring(make_args, rows, tmp_path, precondition, rollouts=3))
+
+
+# ---- solutions
+
+ROW = dict(id="a", image="a.png", question="Find x.", answer="12", kind="free", choices=[])
+CHOICE = ROW | dict(answer="B", kind="choice", choices=["11", "12"])
+
+
+@pytest.mark.parametrize("row, text, why", [
+    (ROW, "Add 5 and 5. Then add 2. <answer>12</answer>", None),
+    (CHOICE, "Add 5 and 5. Then add 2. <answer>B</answer>", None),
+    (ROW, "Add 5 and 7. The answer is 12", None),
+    (ROW, "Add 5 and 5. <answer>10</answer>", "wrong"),
+    (ROW, "Add 5 and 5 and <answer>", "wrong"),
+    (ROW, "<answer>12</answer>", "nothing to show"),
+    (ROW, "It is 12. <answer>12</answer>", "nothing to show"),
+    (ROW, "Look at <|image_pad|>. Add. <answer>12</answer>", "speaks of the gold"),
+])  # fmt: skip
+def test_an_answer_is_kept_where_it_is_right_and_can_be_shown_in_part(row, text, why):
+    solution, reason = solutions.make_solution(row, text)
+    assert reason == why
+    if solution:
+        assert solution[-1] == f"<answer>{row['answer']}</answer>" and len(solution) > 1
+        hints = ["".join(common.segments(row | dict(solution=solution))[:k]) for k in range(6)]
+        assert all(not x or judge.grade(x, row["answer"], row["choices"]) != "right" for x in hints)
+
+
+@pytest.mark.parametrize("row, first, tells", [
+    (ROW, "So x = 12 here, which fits. ", True), (ROW, "The value is 12, as one checks. ", True),
+    (ROW, "The answer is (12) because of that. ", True), (CHOICE, "Of these option B is right, see below. ", True),
+    (ROW, "We find that x is 12 for this one and later that y is 13. ", True), (ROW, "It is 12. ", True),
+    (CHOICE, "It can be option B or option A, we will see. ", True), (CHOICE, "The sum is 12 in all, so go on. ", True),
+    (ROW, "It is 12.5 long, or 120 mm. ", False), (ROW, "Take 12 apples and halve them. ", False),
+    (CHOICE, "The angle at K is on the left. ", False),
+])  # fmt: skip
+def test_a_hint_that_gives_the_answer_away_is_cut_or_refused(row, first, tells):
+    row = row | dict(solution=["Look. ", first, "More. ", "Then. ", f"<answer>{row['answer']}</answer>"])
+    shown = first in "".join(common.segments(row))
+    assert solutions.leaks(row) is (shown and tells) and (shown or tells)
+
+
+def test_the_leak_check_sees_what_the_ends_of_sentences_do_not_show():
+    row = ROW | dict(solution=["We find that x is 12 for this one and later that y is 13. ", "a. ", "b. ", "c. "])
+    assert common.segments(row)[0] and solutions.leaks(row)
+
+
+def test_the_shortest_solution_with_some_steps_is_chosen():
+    one, two = "Compute all of it at once. <answer>12</answer>", "Add 5 and 5, which is 10. Then 2. <answer>12</answer>"
+    long = "Add 1 and 1. " * 9 + "<answer>12</answer>"
+    assert solutions.choose(ROW, [long, one, two, "<answer>7</answer>"]) == solutions.make_solution(ROW, two)[0]
+    assert solutions.choose(ROW, [one]) == solutions.make_solution(ROW, one)[0]
+    assert solutions.choose(ROW, ["<answer>7</answer>"]) is None
+    assert solutions.choose(ROW, ["The known answer is 12. So on. <answer>12</answer>"], told=True) is None
+
+
+@pytest.fixture
+def pool(tmp_path, world):
+    """A pool of six rows, one with a solution of its source -> its path."""
+    made = [row | dict(image=str(world / row["image"]), solution=[], solution_source=None, teacher=None)
+            for row in common.read_jsonl(world / "train.jsonl")[:6]]  # fmt: skip
+    made[0] |= dict(solution=["Look. ", "Read. ", f"<answer>{made[0]['answer']}</answer>"], solution_source="book")
+    return write_lines(tmp_path / "pool.jsonl", made)
+
+
+def solving(make_args, pool, tmp_path, world, **more):
+    more = dict(teacher=str(world / "student"), tries=4, rationalise=2, runs=tmp_path / "p") | more
+    return measuring(make_args, pool, more.pop("runs"), solutions, **more)
+
+
+def test_the_teachers_answers_are_kept_as_solutions_and_as_token_ids_for_replay(
+    make_args, pool, tmp_path, world, monkeypatch, capsys
+):
+    sample, taught = common.sample, []
+
+    def answers(policy, processor, problems, args, run, *rest, **more):
+        """The sampler's own batch, with texts as a teacher would write them: right for odd rows, or when told."""
+        batch = sample(policy, processor, problems, args, run, *rest, **more)
+        for i, p in enumerate(problems):
+            number, told = int(p["id"][5:]), "known to be" in p["question"]
+            good = number % 2 or (told and number == 2)
+            batch.text[i] = f"First step. Then {i} more. <answer>{p['answer'] if good else 'no'}</answer>"
+            taught.append((p["id"], told, batch.ids[i, -batch.mask.shape[1] :][batch.mask[i] > 0].tolist(),
+                           bool(batch.finished[i])))  # fmt: skip
+        return batch
+
+    monkeypatch.setattr(common, "sample", answers)
+    args = solving(make_args, pool, tmp_path, world)
+    solutions.main(args)
+    made = common.load_pool(pool)
+    assert [row["solution_source"] for row in made] == ["book", "teacher", "rationalised", "teacher", None, "teacher"]
+    assert made[0]["solution"][:2] == ["Look. ", "Read. "]
+    assert made[1]["solution"][-1] == f"<answer>{made[1]['answer']}</answer>" and any(common.segments(made[1]))
+    processor = common.Processor(args.model, args)
+    for row in made:
+        first = next(
+            (ids for id, told, ids, done in taught if id == row["id"] and done and not told and len(ids) > 1), None
+        )
+        assert row["teacher"] == (first[:-1] if first else None), "the first whole answer less its end token"
+        assert 0 in common.teacher_cuts(row, processor)
+    assert any(row["teacher"] for row in made)
+    printed = capsys.readouterr().out
+    assert all(x in printed for x in ("| teacher | 3 | 50.0% |", "| rationalised | 1 | 16.7% |", "| none | 1 |"))
+    calls = len(taught)
+    solutions.main(args)
+    assert len(taught) == calls and common.load_pool(pool) == made, "nobody is asked twice"
+    solutions.main(replace(args, tries=8))
+    assert {id for id, *_ in taught[calls:]} == {"train4"}, "more tries are for those without a solution"
+
+
+class Server(BaseHTTPRequestHandler):
+    """An endpoint that misbehaves: `script` maps a question to the replies it gets, one after the other, then good."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = body["messages"][0]["content"][1]["text"]
+        assert body["messages"][0]["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
+        with self.server.lock:
+            self.server.seen.append((text, self.headers.get("Authorization"), body["model"]))
+            reply = self.server.script.pop(0) if self.server.script else self.server.good
+        reply = reply(text) if callable(reply) else reply
+        if isinstance(reply, int):
+            self.send_response(reply)
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+        else:
+            data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data) + (50 if isinstance(reply, bytes) else 0)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+def said(text, finish="stop"):
+    return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}]}
+
+
+@pytest.fixture
+def server(pool, monkeypatch):
+    golds = {judge.prompt_text(row): row["answer"] for row in common.read_jsonl(pool)}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    good = lambda text: said(f"First look. Then read. <answer>{golds.get(text, 'no')}</answer>")
+    server.script, server.seen, server.lock, server.good = [], [], threading.Lock(), good
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(solutions.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("OPENAI_API_KEY", "very-secret")
+    yield server
+    server.shutdown()
+
+
+def asking(make_args, pool, tmp_path, world, server, **more):
+    more = dict(api=f"http://127.0.0.1:{server.server_port}/v1", api_model="m", workers=2) | more
+    return solving(make_args, pool, tmp_path, world, **more)
+
+
+def distinct(pool):
+    """Questions of their own, so that the server can tell the rows apart."""
+    made = common.read_jsonl(pool)
+    return write_lines(pool, [row | dict(question=f"{row['question']} {row['id']}") for row in made])
+
+
+def test_an_endpoint_is_asked_until_it_answers_and_its_key_is_written_nowhere(
+    make_args, pool, tmp_path, world, server, capsys
+):
+    golds = {judge.prompt_text(row): row["answer"] for row in common.read_jsonl(distinct(pool))}
+    server.good = lambda text: said(f"First look. Then read. <answer>{golds[text]}</answer>")
+    server.script = [429, 500, said(""), said(None), {"choices": []}, {"error": "?"}, b'{"choices": [', 503, [], 529]
+    solutions.main(asking(make_args, pool, tmp_path, world, server, retries=20))
+    made = common.load_pool(pool)
+    assert [row["solution_source"] for row in made] == ["book"] + ["api"] * 5
+    assert all(row["teacher"] is None for row in made), "an endpoint's tokens are not the teacher's"
+    assert {key for _, key, _ in server.seen} == {"Bearer very-secret"} and len(server.seen) == 15
+    assert not [x for x in tmp_path.rglob("*") if x.is_file() and b"very-secret" in x.read_bytes()]
+    assert "very-secret" not in "".join(capsys.readouterr())
+
+
+def test_a_row_whose_requests_failed_stays_open_and_is_asked_on_the_next_call(
+    make_args, pool, tmp_path, world, server, capsys
+):
+    golds = {judge.prompt_text(row): row["answer"] for row in common.read_jsonl(distinct(pool))}
+    unlucky = next(text for text in golds if "train3" in text)
+    answer = lambda text: said(f"First look. Then read. <answer>{golds[text]}</answer>")
+    server.good = lambda text: 500 if text == unlucky else answer(text)
+    args = asking(make_args, pool, tmp_path, world, server, retries=3)
+    solutions.main(args)
+    assert "1 are still open (call again)" in capsys.readouterr().out
+    assert [row["solution_source"] for row in common.load_pool(pool)] == ["book", "api", "api", None, "api", "api"]
+    server.good, asked = answer, len(server.seen)
+    solutions.main(args)
+    assert common.load_pool(pool)[3]["solution_source"] == "api" and len(server.seen) == asked + 1
+
+
+def test_wrong_and_cut_answers_are_no_solutions_and_the_gold_is_told_last(make_args, pool, tmp_path, world, server):
+    golds = {row["id"]: row["answer"] for row in common.read_jsonl(distinct(pool))}
+    find = lambda text: golds[re.search(r"train\d", text)[0]]
+
+    def reply(text):
+        if "known to be" in text:
+            return said(f"First look. Then read. <answer>{find(text)}</answer>")
+        return said("Look. Read. <answer>no</answer>") if "train1" in text else said(f"<answer>{find(text)}", "length")
+
+    server.good = reply
+    solutions.main(asking(make_args, pool, tmp_path, world, server))
+    assert [row["solution_source"] for row in common.load_pool(pool)] == ["book"] + ["rationalised"] * 5
+    asked = [text for text, *_ in server.seen if "train1" in text]
+    assert len(asked) == 5 and ["known to be" in text for text in asked] == [False] * 4 + [True]
+    lines = lines_of(tmp_path / "p" / "solutions-s0")
+    assert {x["grade"] for x in lines["train2"]["answers"]} == {"cut"}
+
+
+@pytest.mark.parametrize("code, words", [
+    (401, "answered 401: the key is missing or wrong .set OPENAI_API_KEY"), (402, "answered 402: the account is empty"),
+    (422, "answered 422: it takes no such request"), (404, "answered 404: there is no such address or model"),
+])  # fmt: skip
+def test_what_no_repetition_will_mend_stops_with_a_sentence(make_args, pool, tmp_path, world, server, code, words):
+    server.good = code
+    before = Path(pool).read_bytes()
+    with pytest.raises(SystemExit, match=words):
+        solutions.main(asking(make_args, pool, tmp_path, world, server))
+    assert Path(pool).read_bytes() == before and len(server.seen) <= 4 * 2
+
+
+def test_an_endpoint_takes_a_models_name(make_args, pool, tmp_path, world, server):
+    with pytest.raises(SystemExit, match="--api takes the name of a model, too"):
+        solutions.main(asking(make_args, pool, tmp_path, world, server, api_model=""))
+
+
+# ---- all of it
+
+
+@pytest.fixture
+def downloaded(tmp_path):
+    """Toy problems in MathV360K's layout: hard ones, easy ones, and multiple choice with four options."""
+    records, folder = [], tmp_path / "raw" / "data_images"
+    for name, count in dict(train=30, old=40, easy=12).items():
+        for row in common.read_jsonl(f"data/toy/{name}.jsonl")[:count]:
+            row["image"] = f"Toy{name}/images/{row['id']}.png"
+            (folder / row["image"]).parent.mkdir(parents=True, exist_ok=True)
+            toy.draw_row(row, folder)
+            wish = "" if not row["choices"] else LETTER
+            records.append(record(len(records), row["image"], row["question"], row["answer"], row["choices"], wish))
+    (tmp_path / "raw" / "train_samples_all_tuning.json").write_text(json.dumps(records))
+    return tmp_path / "raw"
+
+
+def test_raw_folder_to_rows_to_pool_to_solutions_to_hint_arm_to_table(downloaded, tmp_path, capsys):
+    out, pool, runs = tmp_path / "mathv360k", tmp_path / "pool", tmp_path / "runs"
+    rows, dropped = prepare(downloaded, out)
+    assert len(rows) == 82 and not dropped
+    read = lambda module, *flags: common.parse(module.Args, ["--toy", "--runs", str(pool), *flags])
+
+    measure.main(read(measure, "--pool", str(out / "rows.jsonl"), "--rollouts", "4,12", "--batch", "128"))
+    pool_filter.main(pool_filter.Args(
+        rows=str(out / "rows.jsonl"), measured=str(pool / "candidates-s0"), out=str(pool), group=8, least=16, sparse=5,
+        old=16, tail_low=0.2, tail_high=0.8, tail_share=0.2,
+    ))  # fmt: skip
+    train = common.load_pool(pool / "train.jsonl")
+    assert len(train) >= 8 and all(row["profile"]["n"] == 16 for row in train if not row["profile"]["correct"])
+    assert sum(row["kind"] == "choice" for row in common.load_pool(pool / "old.jsonl")) == 11
+
+    path = str(pool / "train.jsonl")
+    solutions.main(read(solutions, "--pool", path, "--tries", "16"))
+    solved = [row for row in common.load_pool(path) if row["solution"]]
+    assert solved and all(row["solution_source"] in ("teacher", "rationalised") for row in solved)
+    assert all(row["solution"][-1] == f"<answer>{row['answer']}</answer>" for row in solved)
+    assert all(row["teacher"] for row in common.load_pool(path))
+
+    precondition.main(read(precondition, "--pool", path, "--shown", "0,0.5", "--gates", "warn"))
+    facts = json.loads((pool / "train.precondition.json").read_text())
+    assert facts["shown"]["0.0"]["rows"] == len(train) and facts["shown"]["0.5"]["rows"] == len(solved)
+    assert facts["shown"]["0.5"]["hinted"] > 0.5 and facts["solutions"]["teacher"] > 0
+    assert "hints unlock" in {
+        g["name"] for g in json.loads((pool / "precondition-s0" / "gates.json").read_text())["gates"]
+    }
+
+    sets = f"{pool / 'sparse.jsonl'},{pool / 'old.jsonl'}"
+    more = ["--steps", "2", "--eval-every", "0", "--gates", "warn", "--hint-start", "1"]
+    args = common.parse(hint.Args, ["--toy", "--pool", path, "--eval", sets, "--runs", str(runs), *more])
+    hint.main(args)
+    shown = common.read_jsonl(runs / "hintonly-s0" / "rollouts.jsonl")
+    assert len(common.read_jsonl(runs / "hintonly-s0" / "metrics.jsonl")) == 2 and len(shown) == 8
+    texts = {row["question"] + row["answer"]: "".join(row["solution"]) for row in common.load_pool(path)}
+    assert all(texts[x["question"] + x["answer"]].startswith(x["forced"]) for x in shown)
+
+    judge.main([str(runs / "hintonly-s0"), "--judge", "rule", "--verdicts", str(runs / "verdicts.jsonl")])
+    capsys.readouterr()
+    analyze.main(["sparsity", "main", "--runs", str(runs), "--verdicts", str(runs / "verdicts.jsonl")])
+    printed = capsys.readouterr().out
+    assert "sparse (n = 5)" in printed and "old (n = 16)" in printed
+    base = facts["shown"]["0.0"]
+    line = next(x for x in printed.splitlines() if x.strip().startswith("| 0% "))
+    assert f"| {100 * base['right']:.1f} +- {200 * base['right_error']:.1f}" in line and "85-97" in line
+    assert f"{100 * base['floor']:.1f} to {100 * base['ceiling']:.1f}" in line and "CHANGED" not in printed
+    with open(path, "a") as file:
+        file.write("\n")
+    assert "THE POOL HAS CHANGED" in analyze.precondition_note(path)
+    assert analyze.precondition_note(str(out / "rows.jsonl")) is None
+
+
+def test_a_pools_images_are_decoded_once_each_and_need_not_be(tmp_path, monkeypatch, rows):
+    seen, check = [], common.check_image
+    monkeypatch.setattr(common, "check_image", lambda path: seen.append(path) or check(path))
+    made = common.read_jsonl(rows)
+    twice = write_lines(tmp_path / "twice.jsonl", made + [x | dict(id=x["id"] + "b", question="Other?") for x in made])
+    assert len(common.load_pool(twice)) == 20 and len(seen) == 10
+    assert len(common.load_pool(twice, decode=False)) == 20 and len(seen) == 10
+    write_lines(tmp_path / "twice.jsonl", [made[0] | dict(image="gone.png")])
+    with pytest.raises(SystemExit, match="gone.png is missing"):
+        common.load_pool(twice, decode=False)

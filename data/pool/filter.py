@@ -111,11 +111,10 @@ def near_duplicates(a, b, args):
 
 
 def describe(name, rows):
-    """A line of the table that compares filters."""
-    p = [row["profile"] for row in rows if row["profile"]]
-    total = sum(x["n"] for x in p) or 1
-    share = lambda k: f"{sum(x[k] for x in p) / total:.1%}"
-    unread = sum(x["formatted"] < 0.5 * x["n"] for x in p)
+    """A line of the table that compares filters; shares of rollouts are means over rows."""
+    profiles = [row["profile"] for row in rows if row["profile"]]
+    share = lambda k: f"{sum(x[k] / x['n'] for x in profiles) / max(1, len(profiles)):.1%}"
+    unread = sum(x["formatted"] < 0.5 * x["n"] for x in profiles)
     choice = sum(row["kind"] == "choice" for row in rows) / max(1, len(rows))
     return (f"| {name} | {len(rows)} | {unread} | {share('correct')} | {share('formatted')} | {share('truncated')} | "
             f"{choice:.0%} |")  # fmt: skip
@@ -150,7 +149,8 @@ def main(args):
     left = [row for row in hard if row["image_sha"] not in seen]
     tail = [row for row in tail if row["image_sha"] not in seen]
     base = draw.sample(left, min(len(left), round(args.train * (1 - args.tail_share))))
-    tail = draw.sample(tail, min(len(tail), round(len(base) * args.tail_share / (1 - args.tail_share))))
+    wanted = round(len(base) * args.tail_share / (1 - args.tail_share))
+    tail = draw.sample(tail, min(len(tail), wanted))
     sets = dict(train=draw.sample(base + tail, len(base + tail)), sparse=sparse, old=old)
     for name, rows in sets.items():
         lines = []
@@ -195,6 +195,8 @@ def main(args):
         print(f"{pair}: {images} images shared, {len(near)} near-duplicates (like pictures, questions equal but for "
               f"numbers), {equal} of them with equal questions.")  # fmt: skip
     print(f"near_duplicates.json in {out} names them.")
+    if len(tail) < wanted:
+        print(f"The tail is {len(tail)} rows, not {wanted}: measure more candidates, or widen --tail-low, --tail-high.")
     if len(sets["train"]) < args.train:
         print(f"train has {len(sets['train'])} rows, not {args.train}: measure more candidates for more.")
     print("Next: torchrun --nproc_per_node 8 -m data.pool.solutions")

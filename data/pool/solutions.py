@@ -82,10 +82,18 @@ def make_solution(row, text, told=False):
 
 
 def leaks(row):
-    """Whether some hint that can be cut from a row's solution is graded right, with nothing sampled behind it."""
+    """Whether a hint that can be cut from a row's solution gives the answer away.
+
+    It does where it is graded right as it stands, or where some clause of it says `= gold`, `is gold` or `option B`:
+    `segments` looks at the ends of sentences only.
+    """
     cuts = [common.segments(row), common.segments(row, most=10**6)]
-    hints = ["".join(parts[:k]) for parts in cuts for k in range(1, len(parts) + 1)]
-    return any(grade(hint, row["answer"], row["choices"]) == "right" for hint in dict.fromkeys(hints) if hint)
+    hints = dict.fromkeys("".join(parts[:k]) for parts in cuts for k in range(1, len(parts) + 1))
+    gold = row["choices"][letters(row["choices"]).index(row["answer"])] if row["choices"] else row["answer"]
+    says = rf"(?:[=≈]|\b(?:is|are|be|equals?|gives?)\b|\banswer\b(?: is)?:?)[\s$(*]*{re.escape(gold)}(?!\w|\.\d)"
+    says += rf"|\b(?:option|choice|answer)(?: is)?:?[\s(*]*{row['answer']}(?![\w'])" if row["choices"] else ""
+    graded = lambda hint: grade(hint, row["answer"], row["choices"]) == "right"
+    return any(hint and (re.search(says, hint) or graded(hint)) for hint in hints)
 
 
 def usable(row):
@@ -258,12 +266,14 @@ def main(args):
     if args.api and run.world > 1:
         raise SystemExit("--api needs no GPU and one process: python -m data.pool.solutions --api ...")
     rows = common.load_pool(path, decode=False)
-    enough = lambda x: x["solution"] or (len(x["answers"]) >= args.tries and len(x["told"]) >= args.rationalise)
-    done = {(x["id"], x["row"]) for x in measure.read_measured(run.dir) if enough(x)}
+    own = {row["id"] for row in rows if row.get("solution_source") not in (None, *OURS) and usable(row)}
+    whole = lambda x: len(x["answers"]) >= args.tries and len(x["told"]) >= args.rationalise
+    done = {(x["id"], x["row"]) for x in measure.read_measured(run.dir)
+            if x["solution"] or x["id"] in own or whole(x)}  # fmt: skip
     dist.barrier()  # all have read before the first writes
     todo = [row for row in rows if (row["id"], fingerprint(row)) not in done]
     if args.api:  # it stores no teacher answers, so it need not see rows that come with a solution
-        todo = [row for row in todo if row.get("solution_source") in (None, *OURS) or not usable(row)]
+        todo = [row for row in todo if row["id"] not in own]
     mine = todo[run.rank :: run.world]
     bar = tqdm(desc=f"{run.dir}", total=len(rows), initial=len(rows) - len(todo), unit="row", disable=run.rank > 0)
     solved = asked = 0
