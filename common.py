@@ -349,11 +349,15 @@ def load_model(path, dtype):
     try:
         model = Qwen2VLForConditionalGeneration.from_pretrained(path, dtype=dtype, attn_implementation="packed")
     except OSError as error:
-        raise SystemExit(f"The model {path} is neither a folder with a checkpoint nor to be had from the hub "
-                         f"({str(error).splitlines()[0]}): pass --model DIR, or try --toy, which needs no download."
-                         ) from None  # fmt: skip
+        raise no_model(path, error) from None
     model.model.visual.config._attn_implementation = "flash_packed"  # by this name it takes all images at once
     return model
+
+
+def no_model(path, error):
+    return SystemExit(f"The model {path} is neither a folder with a checkpoint nor to be had from the hub "
+                      f"({str(error).splitlines()[0]}): pass --model DIR, or try --toy, which needs no download."
+                      )  # fmt: skip
 
 
 class Policy(torch.nn.Module):
@@ -601,11 +605,10 @@ def load_pool(path, least=1, decode=True):
 
 def _remedy(path):
     script = path.parent / "prepare.py"
-    return (
-        f"run `python -m {'.'.join(script.with_suffix('').parts)}`"
-        if script.exists() and not path.is_absolute()
-        else "check the path"
-    )
+    if script.exists() and not path.is_absolute():
+        return f"run `python -m {'.'.join(script.with_suffix('').parts)}`"
+    readme = path.parent / "readme.md"
+    return f"{readme} says how to make it" if readme.exists() else "check the path"
 
 
 def check_row(row):
@@ -726,8 +729,12 @@ class Processor:
     """Tokenizer and image processor in one (the library's own asks for torchvision): a problem in, a Prompt out."""
 
     def __init__(self, path, args):
-        self.tokenizer = AutoTokenizer.from_pretrained(path)
-        self.images = Qwen2VLImageProcessorPil.from_pretrained(path, min_pixels=28 * 28, max_pixels=args.max_pixels)
+        limits = dict(min_pixels=28 * 28, max_pixels=args.max_pixels)
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(path)
+            self.images = Qwen2VLImageProcessorPil.from_pretrained(path, **limits)
+        except OSError as error:
+            raise no_model(path, error) from None
         self.instruction = args.instruction
 
     def tokenize(self, text):

@@ -74,6 +74,7 @@ def look_at_all(names, folder, record, desc):
 
     When called again, only new, changed and missing files are looked at.
     """
+    drop_torn_line(record)
     known = {x["image"]: x for x in read_whole_lines(record)}
     known = {k: x for k, x in known.items() if x["bytes"] is not None and x["bytes"] == file_size(folder / k)}
     todo = [name for name in names if name not in known]
@@ -106,15 +107,20 @@ def in_order(function, chunks, workers):
 
 
 def read_whole_lines(path):
-    """The rows of a JSONL file that grows; a line that a killed process left unended is cut off."""
+    """The rows of a JSONL file that may still grow, less a last line that has no end yet."""
+    if Path(path).exists():
+        with open(path, encoding="utf-8") as file:
+            yield from (json.loads(line) for line in file if line.endswith("\n"))
+
+
+def drop_torn_line(path):
+    """Cut off what a killed process left behind the last newline. For the one process that appends to the file."""
     if Path(path).exists():
         with open(path, "rb+") as file:
             end = file.seek(0, os.SEEK_END)
             while end and (file.seek(end - 1), file.read(1))[1] != b"\n":
                 end -= 1
             file.truncate(end)
-        with open(path, encoding="utf-8") as file:
-            yield from map(json.loads, file)
 
 
 def check_bad_images(facts, limit, folder):

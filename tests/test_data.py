@@ -102,6 +102,12 @@ def test_a_missing_toy_image_names_the_script_that_draws_it(tmp_path, monkeypatc
         common.load_pool("data/toy/other.jsonl")
 
 
+def test_a_missing_pool_names_the_readme_that_says_how_to_make_it(tmp_path):
+    (tmp_path / "readme.md").touch()
+    with pytest.raises(SystemExit, match=r"train.jsonl does not exist: .*readme.md says how to make it"):
+        common.load_pool(tmp_path / "train.jsonl")
+
+
 def test_a_bad_evaluation_set_stops_the_run_before_training(make_args, tmp_path):
     with pytest.raises(SystemExit, match="absent.jsonl does not exist"):
         grpo.main(args := make_args(eval=str(tmp_path / "absent.jsonl")))

@@ -97,6 +97,7 @@ def test_a_record_becomes_a_row():
     (("Find x.\\n", "3."), {}, "Find x.", "3"),
     (("Find x.", "0.5"), dict(wish=""), "Find x.", "0.5"),
     (("Find x.", ": 10^4"), {}, "Find x.", "10^4"),
+    (("Find x.", "so 4. the answer is 5"), {}, "Find x.", "5"),
     (("Which point is on the line?", "C"), {}, "Which point is on the line?", "C"),
     (("Find x.", "1.5"), dict(wish="Answer with a floating-point number with one decimal place, e.g., 1.2"),
      "Find x. Give the answer with one decimal place.", "1.5"),
@@ -119,6 +120,8 @@ def test_work_before_the_answer_is_kept_as_the_solution():
     ({"id": "x", "image": "S/0.png"}, "other fields"),
     (record(0, "S/0.png", "?", "1") | {"conversations": [{"from": "gpt", "value": "1"}]}, "not one question"),
     (7, "other fields"),
+    (record(0, "S/0.png", "?", "1") | {"image": 3}, "not one question and one answer on one image"),
+    (record(0, None, "?", "1"), "not one question and one answer on one image"),
 ])  # fmt: skip
 def test_a_record_that_is_no_problem_says_why(bad, words):
     assert words in mathv360k.parse_record(bad)
@@ -253,6 +256,12 @@ def test_a_folder_that_is_not_whole_is_refused(raw, tmp_path, break_it, words):
     with pytest.raises(SystemExit, match=words):
         prepare(raw, tmp_path / "out")
     assert not (tmp_path / "out" / "rows.jsonl").exists()
+
+
+def test_a_tokenizer_that_is_not_there_is_missed_before_the_pictures_are_looked_at(raw, tmp_path):
+    with pytest.raises(SystemExit, match="The model nowhere is neither a folder with a checkpoint nor .*--model DIR"):
+        prepare(raw, tmp_path / "out", model="nowhere")
+    assert not (tmp_path / "out" / "images.jsonl").exists()
 
 
 def test_hashes_of_like_pictures_are_near_and_of_others_far(tmp_path):
@@ -700,6 +709,10 @@ def test_hints_grow_with_the_share_shown_and_never_hold_the_answer():
 def test_fewer_rollouts_than_a_group_are_refused(make_args, rows, tmp_path):
     with pytest.raises(SystemExit, match="--rollouts 3: it takes a group of 4 at least"):
         precondition.main(measuring(make_args, rows, tmp_path, precondition, rollouts=3))
+
+
+def test_the_toys_preconditions_were_measured_on_the_pool_as_it_is():
+    assert "THE POOL HAS CHANGED" not in analyze.precondition_note("data/toy/train.jsonl")
 
 
 # ---- solutions

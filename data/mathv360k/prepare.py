@@ -63,16 +63,19 @@ def parse_record(record):
     """
     if not (isinstance(record, dict) and record.keys() >= {"id", "image", "conversations"}):
         return "its record has other fields than id, image and conversations"
-    turns = record["conversations"]
-    if [x.get("from") for x in turns] != ["human", "gpt"] or not isinstance(record["image"], str):
+    turns = [(x.get("from"), x.get("value")) for x in record["conversations"]]
+    if [who for who, _ in turns] != ["human", "gpt"] or {type(x) for x in (record["image"], *dict(turns).values())} != {
+        str
+    }:
         return "it is not one question and one answer on one image"
-    text = turns[0]["value"].replace("<image>", "").strip()
+    text = turns[0][1].replace("<image>", "").strip()
     asked = re.fullmatch(r"(?:Hint:(.*?)(?:\n|(?=Question:)|$))?\s*(?:Question:)?(.*)", text, re.S)
     hint, (question, choices) = asked[1] or "", convert.split_options(asked[2])
     question = re.sub(r"(?:\\n|\s)+$", "", question).strip()
     if digits := re.search(r"(?:one|two|three|four|\d) decimal places?", hint):
         question += f" Give the answer with {digits[0]}."  # else a rounded gold makes right answers wrong
-    work, _, answer = turns[1]["value"].strip().rpartition("The answer is")
+    *_, told = [None, *re.finditer(r"(?i)\bthe answer is\b", turns[1][1])]
+    work, answer = (turns[1][1][: told.start()], turns[1][1][told.end() :]) if told else ("", turns[1][1])
     answer = re.sub(r"\s*\.$", "", answer.strip(" :\n"))
     if not choices and re.fullmatch(r"\(?[A-H]\)?", answer) and (not hint or "option letter" in hint):
         return "its gold is a letter and it has no options"
@@ -155,6 +158,7 @@ def main(args):
     if link.exists() and not link.is_symlink():
         raise SystemExit(f"{link} is in the way of a link to the source's images: move it away.")
     folder = find_images(source, path)
+    processor_of(args.model, args.instruction, args.max_pixels)  # stops here where there is none
     out.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(folder)
@@ -173,6 +177,8 @@ def main(args):
     images = convert.look_at_all([*names], folder, out / "images.jsonl", "2 images")
     convert.check_bad_images(images, args.bad_images, folder)
 
+    for part in parts.values():
+        convert.drop_torn_line(part)
     done = {int(x["id"].split("-")[1]) for part in parts.values() for x in convert.read_whole_lines(part)}
     todo = (
         (i, x, images.get(x["image"]) if isinstance(x, dict) and isinstance(x.get("image"), str) else None)

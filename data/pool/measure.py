@@ -48,7 +48,9 @@ def start(args, same=SAME):
                 flag = k.replace("_", "-")
                 raise SystemExit(f"{config.parent} was measured with --{flag} {was.get(k)} and can't go on with "
                                  f"{vars(args)[k]}: use the same flags, or another --name.")  # fmt: skip
-    return common.start(replace(args, problems=int(os.environ.get("WORLD_SIZE", 1)), minibatches=1))
+    run = common.start(replace(args, problems=int(os.environ.get("WORLD_SIZE", 1)), minibatches=1))
+    convert.drop_torn_line(run.dir / f"rollouts-{run.rank}.jsonl")
+    return run
 
 
 def load(args, run):
@@ -64,7 +66,7 @@ def fingerprint(row):
 
 
 def read_measured(folder):
-    """Lines of all processes so far: {id, row: its fingerprint, profile, ...}. Cuts off what a killed one left."""
+    """Lines of all processes so far: {id, row: its fingerprint, profile, ...}."""
     for path in sorted(Path(folder).glob("rollouts-*.jsonl")):
         yield from convert.read_whole_lines(path)
 

@@ -32,7 +32,7 @@ from tqdm import tqdm
 import grpo
 from data import convert
 from data.pool import measure
-from judge import grade, letters, prompt_text, read_jsonl
+from judge import grade, letters, pick, prompt_text, read_jsonl
 
 
 @dataclass
@@ -89,9 +89,9 @@ def leaks(row):
     """
     cuts = [common.segments(row), common.segments(row, most=10**6)]
     hints = dict.fromkeys("".join(parts[:k]) for parts in cuts for k in range(1, len(parts) + 1))
-    gold = row["choices"][letters(row["choices"]).index(row["answer"])] if row["choices"] else row["answer"]
+    gold, letter = gold_of(row)
     says = rf"(?:[=≈]|\b(?:is|are|be|equals?|gives?)\b|\banswer\b(?: is)?:?)[\s$(*]*{re.escape(gold)}(?!\w|\.\d)"
-    says += rf"|\b(?:option|choice|answer)(?: is)?:?[\s(*]*{row['answer']}(?![\w'])" if row["choices"] else ""
+    says += rf"|\b(?:option|choice|answer)(?: is)?:?[\s(*]*{letter}(?![\w'])" if letter else ""
     graded = lambda hint: grade(hint, row["answer"], row["choices"]) == "right"
     return any(hint and (re.search(says, hint) or graded(hint)) for hint in hints)
 
@@ -107,9 +107,15 @@ def choose(row, texts, told=False):
     return min(good, key=lambda s: (len(s) < 3, len("".join(s))), default=None)
 
 
+def gold_of(row):
+    """-> the gold as text and, where there are options, its letter, else None."""
+    place = pick(row["answer"], row["choices"]) if row["choices"] else None
+    return (row["answer"], None) if place is None else (row["choices"][place], letters(row["choices"])[place])
+
+
 def with_gold(row):
-    gold = row["choices"][letters(row["choices"]).index(row["answer"])] if row["choices"] else row["answer"]
-    return row | {"question": row["question"] + TOLD.format(f"({row['answer']}) {gold}" if row["choices"] else gold)}
+    gold, letter = gold_of(row)
+    return row | {"question": row["question"] + TOLD.format(f"({letter}) {gold}" if letter else gold)}
 
 
 # ------------------------------------------------------------------------------------------------------- the teacher
