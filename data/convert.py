@@ -153,11 +153,11 @@ def check_gold(row):
 
 def print_counts(rows, drops):
     """Rows by source and kind, dropped rows by reason; both as Markdown. rows, drops: iterables of dicts."""
-    counts, images, letters, examples = Counter(), set(), Counter(), {}
+    counts, images, golds, examples = Counter(), set(), Counter(), {}
     for row in rows:
         counts[row["source"], row["kind"]] += 1
         images.add(row["image"])
-        letters[row["answer"]] += row["kind"] == "choice"
+        golds[row["answer"]] += row["kind"] == "choice"
     reasons = Counter()
     for drop in drops:
         reasons[drop["reason"]] += 1
@@ -170,7 +170,7 @@ def print_counts(rows, drops):
     choice = sum(n for (_, kind), n in counts.items() if kind == "choice")
     print(f"| all, on {len(images)} images | {total} | {choice} | {total - choice} |")
     if choice:
-        best, n = letters.most_common(1)[0]
+        best, n = golds.most_common(1)[0]
         print(f"\nAlways answering {best} would be right in {n / choice:.0%} of the multiple choice.")
     if reasons:
         print("\n| dropped because | rows | first |\n| --- | --- | --- |")

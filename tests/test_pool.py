@@ -98,6 +98,7 @@ def test_a_record_becomes_a_row():
     (("Find x.", "0.5"), dict(wish=""), "Find x.", "0.5"),
     (("Find x.", ": 10^4"), {}, "Find x.", "10^4"),
     (("Find x.", "so 4. the answer is 5"), {}, "Find x.", "5"),
+    (("Points (A) and (B) are marked. Find x.", "5"), {}, "Points (A) and (B) are marked. Find x.", "5"),
     (("Which point is on the line?", "C"), {}, "Which point is on the line?", "C"),
     (("Find x.", "1.5"), dict(wish="Answer with a floating-point number with one decimal place, e.g., 1.2"),
      "Find x. Give the answer with one decimal place.", "1.5"),

@@ -63,21 +63,23 @@ def parse_record(record):
     """
     if not (isinstance(record, dict) and record.keys() >= {"id", "image", "conversations"}):
         return "its record has other fields than id, image and conversations"
-    turns = [(x.get("from"), x.get("value")) for x in record["conversations"]]
-    if [who for who, _ in turns] != ["human", "gpt"] or {type(x) for x in (record["image"], *dict(turns).values())} != {
-        str
-    }:
+    turns = [(x.get("from"), x.get("value")) for x in record["conversations"] if isinstance(x, dict)]
+    texts = [record["image"], *(text for _, text in turns)]
+    if [who for who, _ in turns] != ["human", "gpt"] or not all(isinstance(x, str) for x in texts):
         return "it is not one question and one answer on one image"
-    text = turns[0][1].replace("<image>", "").strip()
-    asked = re.fullmatch(r"(?:Hint:(.*?)(?:\n|(?=Question:)|$))?\s*(?:Question:)?(.*)", text, re.S)
-    hint, (question, choices) = asked[1] or "", convert.split_options(asked[2])
+    human, gpt = texts[1].replace("<image>", "").strip(), texts[2]
+    asked = re.fullmatch(r"(?:Hint:(.*?)(?:\n|(?=Question:)|$))?\s*(?:Question:)?(.*)", human, re.S)
+    hint, question, choices = asked[1] or "", asked[2], []
+    letter_wanted = not hint or "option letter" in hint
+    if letter_wanted or re.search(r"\b(?:choices|options)\s*:", question, re.I):  # else (A) and (B) may be points
+        question, choices = convert.split_options(question)
     question = re.sub(r"(?:\\n|\s)+$", "", question).strip()
     if digits := re.search(r"(?:one|two|three|four|\d) decimal places?", hint):
         question += f" Give the answer with {digits[0]}."  # else a rounded gold makes right answers wrong
-    *_, told = [None, *re.finditer(r"(?i)\bthe answer is\b", turns[1][1])]
-    work, answer = (turns[1][1][: told.start()], turns[1][1][told.end() :]) if told else ("", turns[1][1])
+    *_, told = [None, *re.finditer(r"(?i)\bthe answer is\b", gpt)]
+    work, answer = (gpt[: told.start()], gpt[told.end() :]) if told else ("", gpt)
     answer = re.sub(r"\s*\.$", "", answer.strip(" :\n"))
-    if not choices and re.fullmatch(r"\(?[A-H]\)?", answer) and (not hint or "option letter" in hint):
+    if not choices and re.fullmatch(r"\(?[A-H]\)?", answer) and letter_wanted:
         return "its gold is a letter and it has no options"
     place = pick(answer, choices) if choices and answer else None
     answer = letters(choices)[place] if place not in (None, -1) else answer
