@@ -145,7 +145,7 @@ def test_a_long_list_is_read_as_the_json_module_reads_it(tmp_path):
 def picture(path, text, mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.new(mode, (84, 84), "white" if mode == "RGB" else (0, 0, 0, 0))
-    ImageDraw.Draw(image).text((10, 20 + hash(text) % 30), text, fill="black")
+    ImageDraw.Draw(image).text((10, 20), text, fill="black")
     image.save(path)
 
 
@@ -707,9 +707,13 @@ def test_hints_grow_with_the_share_shown_and_never_hold_the_answer():
     assert precondition.hint_of(dict(answer="9", choices=[], solution=None), 0.5) == ""
 
 
-def test_fewer_rollouts_than_a_group_are_refused(make_args, rows, tmp_path):
-    with pytest.raises(SystemExit, match="--rollouts 3: it takes a group of 4 at least"):
-        precondition.main(measuring(make_args, rows, tmp_path, precondition, rollouts=3))
+@pytest.mark.parametrize("change, words", [
+    (dict(rollouts=3), "--rollouts 3: it takes a group of 4 at least"),
+    (dict(shown="0.5"), "--shown 0.5 has to hold 0, the rollouts without a hint"),
+])  # fmt: skip
+def test_a_precondition_that_could_not_be_told_is_refused(make_args, rows, tmp_path, change, words):
+    with pytest.raises(SystemExit, match=words):
+        precondition.main(measuring(make_args, rows, tmp_path, precondition, **(dict(rollouts=4) | change)))
 
 
 def test_the_toys_preconditions_were_measured_on_the_pool_as_it_is():

@@ -57,7 +57,7 @@ def figures(lines, group):
     """Measured lines (one a row and share) -> {share: {rows, hinted, right, error, all_wrong, floor, ceiling, ...}}.
 
     Bounds of all_wrong = E[(1-p)^G] for independent rollouts, whatever the spread of p over rows: at least
-    (1 - E[p])^G by Jensen, at most 1 - E[p]. `noise` is 3 standard errors over rows.
+    (1 - E[p])^G by Jensen, at most 1 - E[p]. Errors are standard errors over rows.
     """
     found = {}
     for share in sorted({x["shown"] for x in lines}):
@@ -107,12 +107,14 @@ def gates(found, solved, group):
 def main(args):
     if args.rollouts < args.group:
         raise SystemExit(f"--rollouts {args.rollouts}: it takes a group of {args.group} at least.")
+    shares = [float(x) for x in args.shown.split(",")]
+    if 0 not in shares:
+        raise SystemExit(f"--shown {args.shown} has to hold 0, the rollouts without a hint.")
     run, path = measure.start(args, SAME), Path(args.pool)
     rows = common.load_pool(path)
     able = {row["id"]: any(common.segments(row)) for row in rows}
     solved, sources = sum(able.values()) / len(rows), Counter(row.get("solution_source") or "none" for row in rows)
     rows = random.Random(args.seed).sample(rows, min(args.limit or len(rows), len(rows)))
-    shares = [float(x) for x in args.shown.split(",")]
     jobs = [(row, share) for share in shares for row in rows if share == 0 or able[row["id"]]]
     wanted = {(row["id"], measure.fingerprint(row), share) for row, share in jobs}
     done = {(x["id"], x["row"], x["shown"]) for x in measure.read_measured(run.dir)}
