@@ -120,86 +120,104 @@ def describe(name, rows):
             f"{choice:.0%} |")  # fmt: skip
 
 
-def main(args):
-    if args.least <= args.group:
-        raise SystemExit(f"--least {args.least}: rows that are all wrong in a few rollouts come back to the mean on "
-                         f"fresh ones, so select by more than the {args.group} of a training group.")  # fmt: skip
-    out, draw, profiles = Path(args.out), random.Random(args.seed), read_profiles(args.measured)
-    if not Path(args.rows).exists():
-        raise SystemExit(f"{args.rows} does not exist: run `python -m data.mathv360k.prepare --source DIR` first.")
-    kinds, everything = defaultdict(list), []
+def read_rows(args):
+    """Rows with their profiles -> (all rows, {what `judge_row` calls them or "not measured": rows})."""
+    everything, kinds, profiles = [], defaultdict(list), read_profiles(args.measured)
     for row in tqdm(convert.read_whole_lines(args.rows), args.rows, unit="row"):
         known, row["profile"] = profiles.get(row["id"], (None, None))
         if row["profile"] and known != measure.fingerprint(row):
             row["profile"] = None  # measured before the row was what it is now
         everything.append(row)
         kinds[judge_row(row["profile"], args) if row["profile"] else "not measured"].append(row)
+    return everything, kinds
+
+
+def make_sets(everything, kinds, args):
+    """-> {train, sparse, old: rows}, and what each rule removed from all rows on the way to train, in order."""
+    draw = random.Random(args.seed)
+
+    def apart(rows, others):
+        images = {row["image_sha"] for row in others}
+        return [row for row in rows if row["image_sha"] not in images]
 
     old = draw_old(everything, args, draw)
-    seen = {row["image_sha"] for row in old}
-    hard = [row for row in kinds["hard"] if row["image_sha"] not in seen]
-    tail = [row for row in kinds["tail"] if row["image_sha"] not in seen]
-    beside_old = len(kinds["hard"]) - len(hard)
+    hard = apart(kinds["hard"], old)
     never = [row for row in hard if row["profile"]["correct"] == 0]
-    if len(hard) <= args.sparse:
-        raise SystemExit(f"{len(hard)} rows are hard and readable, and sparse alone takes {args.sparse}: measure more "
-                         "candidates, or lower --sparse.")  # fmt: skip
+    if len(never) <= args.sparse:
+        raise SystemExit(f"{len(never)} rows are readable and never right, and sparse alone takes {args.sparse}: "
+                         "measure more candidates, or lower --sparse.")  # fmt: skip
     sparse = draw_images(never, args.sparse, draw)
-    seen = {row["image_sha"] for row in sparse}
-    left = [row for row in hard if row["image_sha"] not in seen]
-    tail = [row for row in tail if row["image_sha"] not in seen]
+    left, tail = apart(hard, sparse), apart(kinds["tail"], old + sparse)
     base = draw.sample(left, min(len(left), round(args.train * (1 - args.tail_share))))
     wanted = round(len(base) * args.tail_share / (1 - args.tail_share))
     tail = draw.sample(tail, min(len(tail), wanted))
-    sets = dict(train=draw.sample(base + tail, len(base + tail)), sparse=sparse, old=old)
-    for name, rows in sets.items():
-        lines = []
-        for row in rows:
-            image = os.path.relpath(Path(args.rows).parent / row["image"], out)
-            lines.append(json.dumps(row | dict(split=name, image=image, teacher=None), ensure_ascii=False) + "\n")
-        out.mkdir(parents=True, exist_ok=True)
-        common.write_text(out / f"{name}.jsonl", "".join(lines))
-
-    left_now = len(everything)
-    print("\n| rule | rows removed | left |\n| --- | --- | --- |\n" + f"| all rows | | {left_now} |")
-    for rule, removed in [
-        ("not measured", len(kinds["not measured"])),
-        (f"an answer can be read in less than {args.readable:.0%} of its rollouts", len(kinds["unreadable"])),
-        (f"right in more than {args.right:.0%} of them, and not of the tail", len(kinds["right too often"])),
-        (f"fewer than {args.least} rollouts", len(kinds["few rollouts"])),
-        (f"tail ({args.tail_low:.0%} to {args.tail_high:.0%} right), counted below", len(kinds["tail"])),
-        ("its image is in old", beside_old),
-        ("in sparse", len(sparse)),
-        ("its image is in sparse", len(hard) - len(sparse) - len(left)),
-        (f"more than train takes ({args.train})", len(left) - len(base)),
-    ]:
-        left_now -= removed
-        print(f"| {rule} | {removed} | {left_now} |")
-    print(f"| plus the tail | +{len(tail)} | {len(sets['train'])} |")
-    blind = [row for row in everything if row["profile"] and
-             row["profile"]["correct"] <= args.right * row["profile"]["n"]]  # fmt: skip
-    lost = [row for row in blind if row["profile"]["formatted"] < args.readable * row["profile"]["n"]]
-    print("\n| filter | rows | of them mostly unreadable | rollouts right | readable | cut by the limit | choice |\n"
-          "| --- | --- | --- | --- | --- | --- | --- |\n"
-          + "\n".join([describe("wrong and readable (train)", sets["train"]),
-                       describe("by reward alone: wrong or unreadable", blind),
-                       describe("what reward alone would have let in", lost)]))  # fmt: skip
-    print("\nA row counts by its own selecting rollouts here, so its success is low by selection: "
-          "data.pool.precondition measures it afresh.\n")  # fmt: skip
-    pairs = [("train", "sparse"), ("train", "old"), ("sparse", "old")]
-    found = {f"{a} and {b}": near_duplicates(sets[a], sets[b], args) for a, b in pairs}
-    common.write_text(out / "near_duplicates.json", json.dumps(found, indent=1) + "\n")
-    shared = [len({x["image_sha"] for x in sets[a]} & {x["image_sha"] for x in sets[b]}) for a, b in pairs]
-    for (pair, near), images in zip(found.items(), shared, strict=True):
-        equal = sum(x["same_question"] for x in near)
-        print(f"{pair}: {images} images shared, {len(near)} near-duplicates (like pictures, questions equal but for "
-              f"numbers), {equal} of them with equal questions.")  # fmt: skip
-    print(f"near_duplicates.json in {out} names them.")
     if len(tail) < wanted:
         print(f"The tail is {len(tail)} rows, not {wanted}: measure more candidates, or widen --tail-low, --tail-high.")
-    if len(sets["train"]) < args.train:
-        print(f"train has {len(sets['train'])} rows, not {args.train}: measure more candidates for more.")
-    print("Next: torchrun --nproc_per_node 8 -m data.pool.solutions")
+    if len(base) + len(tail) < args.train:
+        print(f"train has {len(base) + len(tail)} rows, not {args.train}: measure more candidates for more.")
+    removed = {
+        "not measured": len(kinds["not measured"]),
+        f"an answer can be read in less than {args.readable:.0%} of its rollouts": len(kinds["unreadable"]),
+        f"right in more than {args.right:.0%} of them, and not of the tail": len(kinds["right too often"]),
+        f"fewer than {args.least} rollouts": len(kinds["few rollouts"]),
+        f"tail ({args.tail_low:.0%} to {args.tail_high:.0%} right), counted below": len(kinds["tail"]),
+        "its image is in old": len(kinds["hard"]) - len(hard),
+        "in sparse": len(sparse),
+        "its image is in sparse": len(hard) - len(sparse) - len(left),
+        f"more than train takes ({args.train})": len(left) - len(base),
+        "plus the tail": -len(tail),
+    }
+    return dict(train=draw.sample(base + tail, len(base + tail)), sparse=sparse, old=old), removed
+
+
+def print_rules(everything, train, removed, args):
+    """What each rule removed, and this pool beside that of a filter that sees the reward alone."""
+    left = len(everything)
+    print(f"\n| rule | rows removed | left |\n| --- | --- | --- |\n| all rows | | {left} |")
+    for rule, count in removed.items():
+        left -= count
+        print(f"| {rule} | {count} | {left} |")
+    profiled = [row for row in everything if row["profile"]]
+    blind = [row for row in profiled if row["profile"]["correct"] <= args.right * row["profile"]["n"]]
+    lost = [row for row in blind if judge_row(row["profile"], args) == "unreadable"]
+    print("\n| filter | rows | of them mostly unreadable | rollouts right | readable | cut by the limit | choice |\n"
+          "| --- | --- | --- | --- | --- | --- | --- |\n"
+          + "\n".join([describe("wrong and readable (train)", train),
+                       describe("by reward alone: wrong or unreadable", blind),
+                       describe("what reward alone would have let in", lost)])
+          + "\n\nA row counts by its own selecting rollouts here, so its success is low by selection: "
+          "data.pool.precondition measures it afresh.\n")  # fmt: skip
+
+
+def report_near(sets, args):
+    """Near-duplicates between the sets -> near_duplicates.json, and a line for each pair of sets."""
+    found = {}
+    for a, b in (("train", "sparse"), ("train", "old"), ("sparse", "old")):
+        near = found[f"{a} and {b}"] = near_duplicates(sets[a], sets[b], args)
+        shared = {x["image_sha"] for x in sets[a]} & {x["image_sha"] for x in sets[b]}
+        print(f"{a} and {b}: {len(shared)} images shared, {len(near)} near-duplicates (like pictures, questions equal "
+              f"but for numbers), {sum(x['same_question'] for x in near)} of them with equal questions.")  # fmt: skip
+    common.write_text(Path(args.out) / "near_duplicates.json", json.dumps(found, indent=1) + "\n")
+
+
+def main(args):
+    if args.least <= args.group:
+        raise SystemExit(f"--least {args.least}: rows that are all wrong in a few rollouts come back to the mean on "
+                         f"fresh ones, so select by more than the {args.group} of a training group.")  # fmt: skip
+    if not Path(args.rows).exists():
+        raise SystemExit(f"{args.rows} does not exist: run `python -m data.mathv360k.prepare --source DIR` first.")
+    everything, kinds = read_rows(args)
+    sets, removed = make_sets(everything, kinds, args)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in sets.items():
+        place = lambda row: os.path.relpath(Path(args.rows).parent / row["image"], out)
+        lines = [row | dict(split=name, image=place(row), teacher=None) for row in rows]
+        common.write_text(out / f"{name}.jsonl", "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in lines))
+    print_rules(everything, sets["train"], removed, args)
+    report_near(sets, args)
+    print(f"{', '.join(f'{name} {len(rows)}' for name, rows in sets.items())} rows in {out}, and near_duplicates.json. "
+          "Next: torchrun --nproc_per_node 8 -m data.pool.solutions")  # fmt: skip
 
 
 if __name__ == "__main__":
