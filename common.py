@@ -67,7 +67,7 @@ TOY = dict(
     eval="data/toy/sparse.jsonl,data/toy/cross.jsonl,data/toy/old.jsonl,data/toy/easy.jsonl",
     problems=8, max_new_tokens=56, max_pixels=84 * 84, steps=150, lr=5e-5, warmup=1, weight_decay=0.0,
     minibatches=1, micro_batch=64, checkpointing=0, eval_size=50, teacher="data/toy/teacher",
-    critic_lr=3e-4, value_steps=200, lambda_floor=0.95,
+    critic_lr=3e-4, value_steps=300, lambda_floor=0.95,
 )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def gae(reward, value, mask, lam):
 
 
 def pretrain(critic, optimizer, rate, rollouts, args, run):
-    """Value pretraining (2504.05118): from V = rate, until a fifth of the steps explains no more than the last one."""
+    """Value pretraining (2504.05118): from V = rate, until two fifths in a row explain no more than one before."""
     mixed = torch.tensor([1 - rate, rate]) @ hl_gauss(torch.tensor([0.0, 1.0]))  # (51,)
     critic.start_at(torch.tensor([rate]) if args.critic_loss == "mse" else mixed.clamp(min=1e-6).log())
     window, seen = max(1, args.value_steps // 5), []
@@ -100,8 +100,8 @@ def pretrain(critic, optimizer, rate, rollouts, args, run):
         target = gae(reward, value, batch.mask, 1.0) + value  # (B, T) lambda 1: the reward itself
         seen.append(common.moments(value, target, batch.mask, run))
         run.note(step, **common.fit_critic(critic, optimizer, critic_loss, batch, value, target, args, run))
-        before, now = (common.explained_variance(seen[i:][:window]) for i in (-2 * window, -window))
-        if len(seen) % window == 0 and len(seen) > window and 0.05 < now <= before:
+        explained = [common.explained_variance(seen[i:][:window]) for i in range(0, len(seen), window)]
+        if len(seen) % window == 0 and max(0.05, *explained[-2:]) <= max(explained[:-2], default=0.0):
             break
     common.report_gates(common.critic_gates(rate, seen, window), args, run, "after value pretraining")
 
