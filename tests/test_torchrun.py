@@ -89,7 +89,7 @@ if rank == 0:
 
 
 def launch(*command):
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
@@ -223,7 +223,7 @@ common.clip_gradient, more = clip, replace(args, steps=3, save_every=2, lr=1e-3)
 if sys.argv[3] == "2":
     vapo.main(replace(more, name="whole"))
     common.Run.begin = fails
-    for stop in (1, 2):
+    for stop in (1, 2):  # after value pretraining, and after a save
         try:
             vapo.main(replace(more, name="broken"))
         except RuntimeError:
