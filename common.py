@@ -122,7 +122,8 @@ def start(args):
 
 POSITIVE = ("problems", "warmup", "save_every", "patience", "minibatches", "micro_batch", "eval_size", "max_new_tokens",
             "temperature", "value_steps")  # fmt: skip
-CHOICES = dict(gates=("stop", "warn", "off"), critic_loss=("mse", "hlgauss"))
+CHOICES = dict(gates=("stop", "warn", "off"), mix=("pure", "annealed", "gated"), gate=("rollout", "group"),
+               replay=("position", "staircase"), critic_loss=("mse", "hlgauss"))  # fmt: skip
 FREE = ("gates", "patience", "save_every")  # flags that change no weight and may differ when a run is resumed
 
 
@@ -1333,7 +1334,8 @@ def critic_gates(rate, seen, window):
         gate("value at start", abs(start - rate) < 0.005, start,
              f"V is {start:.4f}; {rate:.4f} of the stored rollouts are right (paper: 3.6%)"),
         gate("critic", explained > 0.05, "" if math.isnan(explained) else explained,
-             f"after {len(seen)} steps it explains {explained:.1%} of the variance of unseen returns, a constant 0%",
+             f"after {len(seen)} steps it explains {explained:.1%} of the variance of unseen returns, a constant 0%"
+             if explained == explained else f"the returns of the last {window} steps are all equal: nothing to explain",
              "warn" if explained > 1e-3 else "fail"),
     ]  # fmt: skip
 
