@@ -270,3 +270,9 @@ def test_a_teacher_of_the_same_weights_has_no_gap_at_all(arm, world):
     itself = common.load_frozen(world / "student", arm.processor, arm.run)
     assert not common.teacher_gap(itself, arm.old_logp, arm.batch, arm.args).any()
     assert isinstance(arm.processor.tokenizer, PreTrainedTokenizerFast)
+
+
+def test_a_mix_or_gate_that_does_not_exist_is_refused(make_args):
+    for word in ("mix", "gate"):
+        with pytest.raises(SystemExit, match=f"--{word} x is none of"):
+            opd.main(make_args(opd, steps=1, **{word: "x"}))
