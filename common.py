@@ -65,7 +65,7 @@ transformers.logging.disable_progress_bar()
 TOY = dict(
     model="data/toy/student", pool="data/toy/train.jsonl", instruction="",
     eval="data/toy/sparse.jsonl,data/toy/cross.jsonl,data/toy/old.jsonl,data/toy/easy.jsonl",
-    problems=8, max_new_tokens=56, max_pixels=84 * 84, steps=150, lr=5e-5, warmup=1, weight_decay=0.0,
+    problems=8, max_new_tokens=60, max_pixels=84 * 112, steps=200, lr=5e-5, warmup=1, weight_decay=0.0,
     minibatches=1, micro_batch=64, checkpointing=0, eval_size=50, teacher="data/toy/teacher",
     critic_lr=3e-4, value_steps=300, lambda_floor=0.95,
 )  # fmt: skip
@@ -1291,7 +1291,7 @@ def hint_gates(policy, processor, pool, args, run):
     leaks = sum(grade("".join(x), p["answer"], p["choices"]) == "right" for x, p in zip(cut, pool, strict=True))
     run.begin("hint gates")
     problems = next_problems(pool, 0, args, run)
-    halves = [processor.tokenize("".join(segments(p)[: len(segments(p)) // 2])) for p in problems]
+    halves = [processor.tokenize("".join(segments(p, 2))) for p in problems]
     without = reward(sample(policy, processor, problems, args, run), problems)[0]
     half = reward(sample(policy, processor, problems, args, run, halves), problems)[0]
     m = run.mean(dict(without=without, half=half))

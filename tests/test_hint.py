@@ -226,5 +226,5 @@ def test_the_gates_pass_on_the_tiny_world_and_fail_without_solutions_or_with_tol
     bare = [p | dict(solution=[]) for p in arm.pool[:5]] + arm.pool[5:]
     verdict, share = verdicts(bare)["solutions"]
     assert verdict == "fail" and share == pytest.approx(1 - 5 / len(bare))
-    monkeypatch.setattr(common, "segments", lambda p: [f"So <answer>{p['answer']}</answer>", ""])
+    monkeypatch.setattr(common, "segments", lambda p, most=5: [f"So <answer>{p['answer']}</answer>", ""])
     assert verdicts(arm.pool)["no leak"] == ("fail", len(arm.pool))

@@ -1,21 +1,9 @@
-"""The toy world: a 1 M-parameter Qwen2-VL, a 3 M teacher and drawn problems, so that every arm runs in minutes.
+"""Makes the toy world of readme.md: a 1 M-parameter Qwen2-VL, a 3 M teacher, drawn problems; and measures it.
 
-A problem is a picture of cards. A boxed number starts the chain; the shape of each card is the operation (circle +,
-square -, triangle x) and its digit the operand. A worked solution has one step a card, `+8=45;`, and ends with
-`<answer>45</answer>`; its sentences are joined without spaces. A step that carries, borrows or multiplies is *hard*.
-`train` and `sparse` are what the base almost never gets right, with a small tail that it does; `old` is mostly multiple
-choice; `cross` has another style (dark, outlined, read down the columns, with gaps); `easy` is short.
-
-**The base's failings are designed.** They come from its pretraining corpus, which is careless on purpose: on hard steps
-its worked solutions *slip* (carry dropped, borrow forgotten, times read as plus) at a rate of the card's own, most long
-problems are answered *without work*, and multiple choice with a bare letter. So the base reads the cards, knows the
-format and does easy steps, but rarely gets a long chain right. The teacher saw few answers without work and slips on
-some cards only. One failing of both is *not* designed: they often misread the boxed number, so the first step fails.
-No rate is written in: whatever is measured comes from training and sampling.
-
-    python -m data.toy.prepare                 draw the pictures that are missing (seconds)
-    python -m data.toy.prepare --calibrate     measure the shipped world again (--limit 100: on 100 rows of each set)
-    python -m data.toy.prepare --rebuild       all of it from the seed: tokenizer, models, rows, table (a GPU, minutes)
+python -m data.toy.prepare                 draw the pictures that are missing (seconds)
+python -m data.toy.prepare --calibrate     measure the shipped world again (--limit 100: on 100 rows of each set)
+python -m data.toy.prepare --rebuild       all of it from the seed: tokenizer, models, rows, table (a GPU, minutes)
+python -m data.toy.prepare --rebuild --seed 1      another world: other corpora, habits, weights and rows
 """
 
 import argparse
@@ -109,33 +97,33 @@ def make_model(recipe, tokenizer):
 
 
 def make_images():
-    return Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=84 * 84)
+    return Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * world.CELLS)
 
 
 # ------------------------------------------------------------------------------------------------ corpus, pretraining
 
 
-def make_corpus(recipe, tokenizer, rng):
-    """-> ids (N, L) right-padded; labels (N, L), -100 outside answers; cells (N, 9), which index tiles (n, 4, 1176).
+def make_corpus(name, tokenizer):
+    """-> ids (N, L) right-padded; labels (N, L), -100 outside answers; cells (N, CELLS) index tiles (n, 4, 1176).
 
-    A tile's four patches stand together in the patch order of its picture too, so nine tiles make up its 36 patches.
+    A tile's four patches stand together in the patch order of its picture too, so its tiles make up its patches.
     """
-    bad = rng.sample(
-        world.CARDS, round(recipe.bad * len(world.CARDS))
-    )  # independent habits, that no single switch mends
-    rates = {card: rng.uniform(*recipe.slips) if card in bad else recipe.careful for card in world.CARDS}
+    recipe, rng, (rates, _) = world.RECIPES[name], random.Random(f"{world.SEED}/{name}"), world.habits(name)
     prompts, answers, cells, tiles = [], [], [], {}
     for part in recipe.parts:
         for row in world.make_problems(part, round(recipe.problems * part.share), rng, set()):
-            direct = rng.random() < part.direct
-            answer = row["solution"][-1:] if direct else world.work(world.chain_of(row["draw"]), rates, rng)
+            answer = world.work(world.chain_of(row["draw"]), rates, rng)
+            if rng.random() < part.direct:
+                answer = (row["solution"] if part.choice else answer)[-1:]
             answers.append("".join(answer) + "<|im_end|>")
             content = [{"type": "image"}, {"type": "text", "text": common.prompt_text(row)}]
             prompts.append([{"role": "user", "content": content}])
             keys = [(part.dark, *(cell or ("", 0, 0))) for cell in row["draw"]["cells"]]
             cells.append([tiles.setdefault(key, len(tiles)) for key in keys])
     prompts = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
-    prompts = tokenizer([prompt.replace("<|image_pad|>", "<|image_pad|>" * 9) for prompt in prompts]).input_ids
+    prompts = tokenizer(
+        [prompt.replace("<|image_pad|>", "<|image_pad|>" * world.CELLS) for prompt in prompts]
+    ).input_ids
     answers = tokenizer(answers).input_ids
     width = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
     ids, labels = np.full((2, len(prompts), width), [[[tokenizer.pad_token_id]], [[-100]]])
@@ -145,12 +133,15 @@ def make_corpus(recipe, tokenizer, rng):
     return torch.from_numpy(ids), torch.from_numpy(labels), torch.tensor(cells), patches.view(len(tiles), 4, -1)
 
 
+PATCHES = 4 * world.CELLS  # 14 x 14 px each
+
+
 def picture_attention(module, q, k, v, *args, **kwargs):
-    """Attention within pictures of 36 patches: three (1, heads, patches, head) -> (1, patches, heads, head).
+    """Attention within pictures of `PATCHES` patches: three (1, heads, patches, head) -> (1, patches, heads, head).
 
     The stock tower loops over the pictures in Python, except for an attention that it takes for a flash one.
     """
-    q, k, v = (x[0].unflatten(1, (-1, 36)).transpose(0, 1) for x in (q, k, v))
+    q, k, v = (x[0].unflatten(1, (-1, PATCHES)).transpose(0, 1) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)[None], None
 
 
@@ -160,15 +151,19 @@ AttentionInterface.register("flash_pictures", picture_attention)
 def answer_loss(model, ids, labels, pixels, first, positions, places):
     """Mean negative log-likelihood of the labels -> scalar: the stock forward, but it never waits for the device.
 
-    ids, labels: (B, L) right-padded; pixels: (B, 36, 1176). All pictures have one shape and stand at one place, so that
-    these are known: the first image column, M-RoPE positions (3, 1, L), each patch's row and column (36, 2).
+    ids, labels: (B, L) right-padded; pixels: (B, PATCHES, 1176). All pictures have one shape and stand at one place, so
+    these are known: the first image column, M-RoPE positions (3, 1, L), each patch's row and column (PATCHES, 2).
     """
     B, lm = len(ids), model.model.language_model
     features = model.model.visual(
-        pixels.flatten(0, 1), None, position_ids=places.repeat(B, 1), cu_seqlens=torch.arange(B + 1) * 36, max_seqlen=36
-    ).pooler_output.view(B, 9, -1)
+        pixels.flatten(0, 1),
+        None,
+        position_ids=places.repeat(B, 1),
+        cu_seqlens=torch.arange(B + 1) * PATCHES,
+        max_seqlen=PATCHES,
+    ).pooler_output.view(B, world.CELLS, -1)
     embeds = lm.embed_tokens(ids)
-    embeds = torch.cat([embeds[:, :first], features, embeds[:, first + 9 :]], 1)  # (B, L, hidden)
+    embeds = torch.cat([embeds[:, :first], features, embeds[:, first + world.CELLS :]], 1)  # (B, L, hidden)
     positions, causal = positions.expand(3, B, -1), {"full_attention": None}  # padding on the right needs no mask
     hidden = lm(inputs_embeds=embeds, attention_mask=causal, position_ids=positions, use_cache=False).last_hidden_state
     return F.cross_entropy(model.lm_head(hidden[:, :-1]).flatten(0, 1), labels[:, 1:].flatten())
@@ -176,7 +171,7 @@ def answer_loss(model, ids, labels, pixels, first, positions, places):
 
 def layout(model, ids):
     """One row's ids (L,) -> what `answer_loss` takes as known, on the model's device."""
-    seen, grid = ids[None].cpu() == model.config.image_token_id, torch.tensor([[1, 6, 6]])
+    seen, grid = ids[None].cpu() == model.config.image_token_id, torch.tensor([[1, 2 * world.ROWS, 2 * world.COLUMNS]])
     positions, _ = model.model.get_rope_index(ids[None].cpu(), seen.long(), grid)
     return seen[0].int().argmax().item(), positions.to(model.device), get_vision_position_ids(grid, 2).to(model.device)
 
@@ -189,9 +184,7 @@ def pretrain(name, tokenizer):
     recipe, device = world.RECIPES[name], torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(world.SEED)
     model = make_model(recipe, tokenizer).to(device)
-    ids, labels, cells, tiles = (
-        x.to(device) for x in make_corpus(recipe, tokenizer, random.Random(f"{world.SEED}/{name}"))
-    )
+    ids, labels, cells, tiles = (x.to(device) for x in make_corpus(name, tokenizer))
     order, known = torch.randint(len(ids), (recipe.steps, recipe.batch)).to(device), layout(model, ids[0])
     rows, lr, graph = order[0].clone(), torch.zeros((), device=device), None
     optimizer = torch.optim.AdamW(model.parameters(), lr, (0.9, 0.98), weight_decay=0.01, fused=True,
@@ -270,7 +263,10 @@ def sampler():
 
         def ask(model, rows, key, group=1, hint=0, greedy=False):
             cut = [rows[i : i + 50] for i in range(0, len(rows), 50)]
-            jobs = [(HERE / model, part, group, hint, greedy, (key, hint, i), runs) for i, part in enumerate(cut)]
+            jobs = [
+                (HERE / model, part, group, hint, greedy, (world.SEED, key, hint, i), runs)
+                for i, part in enumerate(cut)
+            ]
             return [x for done in tqdm(pool.map(roll, jobs), f"{model}, {key}", len(jobs), leave=False) for x in done]
 
         yield ask
@@ -311,7 +307,10 @@ class Figure:
         self.mean, self.error = (np.mean(self.values), np.std(self.values) / self.n**0.5) if self.n else (math.nan, 0.0)
 
     def __str__(self):
-        target, met = f"{self.low:.0%} to {self.high:.0%}", "yes" if self.low <= self.mean <= self.high else "**no**"
+        target, met = (
+            f"{100 * self.low:g}% to {100 * self.high:g}%",
+            "yes" if self.low <= self.mean <= self.high else "**no**",
+        )
         target, met = (target, met) if (self.low, self.high) != (0, 1) else ("", "")
         return f"| {self.name} | {target} | {self.mean:.1%} | {2 * self.error:.1%} | {self.n} | {met} |"
 
@@ -339,24 +338,69 @@ def calibrate(limit=0):
     bare = [re.fullmatch("<answer>[A-D]</answer>", text) is not None for [(text, _)] in letters]
     figures.insert(1, Figure("student, train: groups of 8 all wrong", dead, *world.DEAD))
     figures.append(Figure("student, old choice, greedy: bare letter", bare, *world.BARE))
-    ways = []  # how each answer came about; a wrong chain is right in the end where its slips cancel
+    ways = []  # how each answer came about
     for row, group in zip(rows["train"], base, strict=True):
         for (text, _), won in zip(group, right(group), strict=True):
             chain = "by a right chain" if text.startswith("".join(row["solution"][:-1])) else "by a wrong chain"
             ways.append((chain if "=" in text else "without work", won))
+    any_, bounds = (0, 1), {("without work", 0): world.DIRECT, ("without work", 1): world.GUESS,
+                            ("by a right chain", 2): world.CHAIN}  # fmt: skip
     for way in ("without work", "by a right chain", "by a wrong chain"):
         label = f"student, train, answers {way}"
-        figures.append(Figure(f"{label}: of all answers", [w == way for w, _ in ways]))
-        figures.append(Figure(f"{label}: right", [won for w, won in ways if w == way]))
-        figures.append(Figure(f"{label}: of the right answers", [w == way for w, won in ways if won]))
+        shares = [w == way for w, _ in ways], [won for w, won in ways if w == way], [w == way for w, won in ways if won]
+        for i, of in enumerate(("of all answers", "right", "of the right answers")):
+            figures.append(Figure(f"{label}: {of}", shares[i], *bounds.get((way, i), any_)))
+    figures.append(Figure("student, train: variance that a table critic explains", table_critic(rows["train"], base),
+                          *world.CRITIC))  # fmt: skip
+    slips = [by_habit(row, text) for row, group in zip(rows["train"], answers["teacher", "train", 0], strict=True)
+             for (text, _), won in zip(group, right(group), strict=True) if not won]  # fmt: skip
+    figures.append(Figure("teacher, train, wrong answers: first fault is a bad habit's", slips, *world.HABIT))
     return figures
+
+
+def sentences(text):
+    return re.findall("[^;]*;|[^;]+", text)
+
+
+def table_critic(rows, groups):
+    """The share of the variance of returns that V(right so far, sentences left) explains on rows that it was not
+    fitted on -> a value for each row, of which it is the mean. The states of an answer are those before its sentences.
+    """
+    told, folds = [], ([], [])  # (row, state, return)
+    for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
+        for (text, _), won in zip(group, right(group), strict=True):
+            said = sentences(text)
+            told += [(i, (said[:j] == row["solution"][:j], len(row["solution"]) - j), won) for j in range(len(said))]
+    for i, state, won in told:
+        folds[i % 2].append((state, won))
+    tables, total = [], np.var([won for *_, won in told]) or math.nan
+    for fold in folds:
+        returns = {}
+        for state, won in fold:
+            returns.setdefault(state, []).append(won)
+        tables.append({state: np.mean(won) for state, won in returns.items()})
+    unexplained = np.zeros(len(rows))
+    for i, state, won in told:
+        unexplained[i] += (won - tables[1 - i % 2].get(state, 0)) ** 2
+    return list(1 - unexplained * len(rows) / (len(told) * total))
+
+
+def by_habit(row, text):
+    """Whether the first wrong sentence of a teacher's answer is the slip of a card for which it has a bad habit."""
+    chain, solution, (_, bad) = world.chain_of(row["draw"]), row["solution"], world.habits("teacher")
+    said = sentences(text)
+    j = next((j for j, pair in enumerate(zip(said, solution, strict=False)) if pair[0] != pair[1]), 0)
+    if not 0 < j < len(chain):
+        return False
+    before = int(re.search(r"(\d+);", solution[j - 1])[1])
+    return chain[j] in bad and said[j] == f"{chain[j]}={world.step(before, chain[j])[1]};"
 
 
 def table(figures):
     """Figures as Markdown, with what they were measured on."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return (
-        f"On a {device}, with {FRESH} fresh rollouts a row at temperature 1, or one greedy answer.\n\n"
+        f"Seed {world.SEED}, {device}, {FRESH} fresh rollouts a row at temperature 1, or one greedy answer.\n\n"
         "| what | target | measured | +- 2 s.e. | over | met |\n| --- | --- | --- | --- | --- | --- |\n"
         + "".join(f"{figure}\n" for figure in figures)
     )
@@ -424,7 +468,9 @@ def main(argv=None):
     parser.add_argument("--calibrate", action="store_true", help="measure the shipped world")
     parser.add_argument("--rebuild", action="store_true", help="make the world anew, measure it, write readme.md")
     parser.add_argument("--limit", type=int, default=0, help="rows of each set to measure, 0 for all")
+    parser.add_argument("--seed", type=int, default=world.SEED, help="another one makes another world")
     args = parser.parse_args(argv)
+    world.SEED = args.seed
     if args.rebuild:
         build_models()
         build_rows()
@@ -434,7 +480,8 @@ def main(argv=None):
         text = table(calibrate(args.limit))
         print(text)
     if args.rebuild:
-        common.write_text(HERE / "readme.md", f"# The toy world\n\n{__doc__}\n## Measured\n\n{text}")
+        prose = Path(__file__).with_name("readme.md").read_text(encoding="utf-8").split("## Measured\n")[0]
+        common.write_text(HERE / "readme.md", f"{prose}## Measured\n\n{text}")
 
 
 if __name__ == "__main__":
