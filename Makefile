@@ -31,7 +31,7 @@ $(RUNS)/%-s0/outputs.jsonl:
 	$(if $($*),,$(error there is no arm $*: choose from $(ALL)))
 	@TQDM_POSITION=$(if $(filter base grpo,$*),0,1) $(PY) $($*) --toy --runs $(RUNS)
 
-data/toy/images/ready: .venv/ready
+data/toy/images/ready: .venv/ready $(wildcard data/toy/*.jsonl)
 	$(PY) -m data.toy.prepare
 	@touch $@
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import random
 import re
 from collections import Counter, defaultdict
@@ -419,6 +420,13 @@ def test_prepare_draws_only_what_is_missing_and_says_so(monkeypatch, tmp_path, c
     prepare.main([])
     assert "1 of 10 pictures drawn" in capsys.readouterr().out
     assert len(common.load_pool(tmp_path / "old.jsonl")) == 2
+    rows = common.read_jsonl(tmp_path / "old.jsonl")  # another world's, under the same names
+    rows[0]["draw"], rows[1]["draw"] = rows[1]["draw"], rows[0]["draw"]
+    (tmp_path / "old.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = [(tmp_path / row["image"]).read_bytes() for row in rows]
+    prepare.main([])
+    assert "10 of 10 pictures drawn" in capsys.readouterr().out
+    assert [(tmp_path / row["image"]).read_bytes() for row in rows] == before[::-1]
 
 
 @pytest.mark.parametrize("gone", ["old.jsonl", "teacher/model.safetensors"])

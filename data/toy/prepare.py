@@ -7,6 +7,7 @@ python -m data.toy.prepare --rebuild --seed 1      another world: other corpora,
 """
 
 import argparse
+import hashlib
 import json
 import math
 import multiprocessing
@@ -420,8 +421,13 @@ def check_files():
 
 
 def draw_missing():
-    """Draw the pictures of the shipped rows that are not there yet."""
+    """Draw the pictures of the shipped rows that are not there yet; those of other rows go first."""
     rows = [row for name in world.NAMES for row in common.read_jsonl(HERE / f"{name}.jsonl")]
+    drawn, now = HERE / "images/rows.sha256", hashlib.sha256(json.dumps([row["draw"] for row in rows]).encode())
+    if not drawn.exists() or drawn.read_text() != now.hexdigest():
+        shutil.rmtree(drawn.parent, ignore_errors=True)
+        drawn.parent.mkdir()
+        common.write_text(drawn, now.hexdigest())
     missing = [row for row in rows if not (HERE / row["image"]).exists()]
     for row in tqdm(missing, "drawing", unit="picture", disable=not missing):
         world.draw_row(row, HERE)
