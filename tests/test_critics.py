@@ -149,6 +149,9 @@ def test_the_command_prints_a_table_for_each_question_with_runs_side_by_side(run
     assert rows[ON(3)][:2] == ["32", "0.1875"]  # all answers begin there; 6 of 32 are right
     assert all(row[: len(row) // 2] == row[len(row) // 2 :] for key, row in rows.items() if key)
     tokens = critics.study(run, 2)
+    for cell, values in zip(first[3:], ([x.value for x in tokens], critics.table_critic(tokens)), strict=True):
+        share, error = critics.explained(tokens, values)
+        assert cell == f"{share:.1%} +- {error:.1%}"
     assert int(first[1]) == len(tokens) == sum(int(rows[k][0]) for k in rows if k.startswith(("mixed", "all")))
     assert not (Path(run).parent / "vapo-s12345").exists()  # its own run folder is gone
 
@@ -172,6 +175,9 @@ def test_what_it_cannot_study_is_said_in_a_sentence(run, tmp_path, make_args):
     assert str(folder) in refused(run, folder)  # before the first is studied
     assert "lacks checkpoint" in refused(without("checkpoint"), "--policy", "trained")
     assert "--steps 0 has to be above 0" in refused(run, "--steps", "0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "load_pool", lambda path: [dict(id="a7", solution=None)])
+        assert "id a7: there is no solution" in refused(run)
     shutil.copytree(run, other := tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     config["sha256"][config["args"]["pool"]] = "0"

@@ -117,6 +117,8 @@ def study(folder, steps, policy="base"):
     """`steps` batches of fresh answers to the run's pool, under the run's critic -> list of Token, answer by answer."""
     args, tokens = settings(folder, policy), []
     pool, model = common.load_pool(args.pool), args.model if policy == "base" else folder / "checkpoint"
+    if none := [row["id"] for row in pool if not row.get("solution")]:
+        raise SystemExit(f"{args.pool}, id {none[0]}: there is no solution to compare answers with; add it.")
     half = {row["id"]: i % 2 for i, row in enumerate(pool)}
     with tempfile.TemporaryDirectory() as runs:
         args = replace(args, runs=runs, seed=12345)  # the same for all, whatever they were trained with
@@ -173,16 +175,10 @@ def main(argv=None):
     note = "Explained variance of the returns, 1 - Var(R - V) / Var(R) over all tokens, +- a standard error over steps."
     more = "The table knows states, from the other half of the problems; the critic was trained on all problems."
     print(analyze.markdown(title, rows, [note, more]))
-    note = (
-        "On course: all sentences so far are the solution's; left: those still to come, with the answer. V should be "
-    )
-    columns = ("answers", "right", "V", "sd of V")
-    print(
-        beside("What is V where an answer enters a state?", seen, profile, columns, note + "what is right in the end.")
-    )
-    note = (
-        "By group, in mixed ones by answer. Divided: by the batch's standard deviation, or --adv-floor if that is more."
-    )
+    note = "On course: all sentences so far are the solution's; left: those still to come, with the answer."
+    columns, more = ("answers", "right", "V", "sd of V"), "V should be the share of these answers that is right."
+    print(beside("What is V where an answer enters a state?", seen, profile, columns, note, more))
+    note = "By group, in mixed ones by answer. Divided: by the batch's standard deviation, at least by --adv-floor."
     print(beside("How large are advantages?", seen, scale, ("tokens", "mean raw", "rms raw", "rms divided"), note))
 
 
