@@ -173,7 +173,7 @@ def main(argv=None):
         rows.append([run, len(tokens), f"{np.mean([x.reward for x in tokens]):.4f}", *shares])
     title = f"How much does the critic know? {cli.steps} steps of the {cli.policy} policy"
     note = "Explained variance of the returns, 1 - Var(R - V) / Var(R) over all tokens, +- a standard error over steps."
-    more = "The table knows states, from the other half of the problems; the critic was trained on all problems."
+    more = "The table knows states, from the other half of the problems; the critic was trained on both halves."
     print(analyze.markdown(title, rows, [note, more]))
     note = "On course: all sentences so far are the solution's; left: those still to come, with the answer."
     columns, more = ("answers", "right", "V", "sd of V"), "V should be the share of these answers that is right."
