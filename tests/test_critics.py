@@ -122,6 +122,9 @@ def test_tokens_are_what_the_update_would_have_made_of_them(run, policy, monkeyp
         assert len(ends) == 16
         for i in ends:  # what is left at the last token is return less V
             assert mine[i].raw == pytest.approx(mine[i].reward - mine[i].value, abs=1e-6)
+        for i in set(range(len(mine))) - set(ends):  # answers of up to 20 tokens: lambda is at its floor
+            a, b = mine[i], mine[i + 1]
+            assert a.raw == pytest.approx(b.value - a.value + 0.95 * b.raw, abs=1e-6)
         wins = [mine[i].reward for i in ends]
         assert wins == ([0, 1, 0, 0] * 3 + [0] * 4) and {x.half for x in mine} == {0, 1}
         groups = [mine[i].group for i in ends]
