@@ -241,8 +241,11 @@ def judged(runs, path):
             missing.append(f"{done[r]['name']} {len(unjudged)} of {len(mine)}{some}")
     if missing:
         which = " ".join(str(run["dir"]) for run in done) if names else f"{runs[0]['dir'].parent}/*"
-        options = " --judge rule" * (judge == "rule") + ("" if path == VERDICTS else f" --verdicts {path}")
-        raise SystemExit(f"verdicts are missing ({', '.join(missing)}): run `python judge.py {which}{options}`.")
+        model = (judge or "").rpartition(", prompt ")[0]
+        options = f" --judge api --model {model} --address ADDRESS" if model else " --judge rule"
+        options += "" if path == VERDICTS else f" --verdicts {path}"
+        other = " with the address and --extra of before" if model else "" if judge else ", or with --judge api"
+        raise SystemExit(f"verdicts are missing ({', '.join(missing)}): run `python judge.py {which}{options}`{other}.")
     source = "rule judge, not comparable with the paper's LLM judge" if judge == "rule" else f"judge: {judge}"
     return Outcomes(source, done, list(items.values()), right, output, notes, path)
 
@@ -371,7 +374,9 @@ def clustered(difference, cluster):
     if G < 2:
         return middle, math.nan, math.nan
     error = math.sqrt(G / (G - 1) * (sums @ sums)) / len(difference)
-    return middle, t.ppf(0.975, G - 1) * error, 2 * t.sf(abs(middle) / error, G - 1) if error else float(middle == 0)
+    if error < 1e-12:  # all clusters alike: they say nothing of how far others would lie
+        return (middle, 0.0, 1.0) if abs(middle) < 1e-12 else (middle, math.nan, math.nan)
+    return middle, t.ppf(0.975, G - 1) * error, 2 * t.sf(abs(middle) / error, G - 1)
 
 
 def spearman(x, y):
@@ -611,7 +616,8 @@ def seed_mean(values):
     values = values[np.isfinite(values)]
     if len(values) < 2:
         return points(values.sum()) if len(values) else ""
-    return f"{points(values.mean())} +- {points(clustered(values, range(len(values)))[1])}"
+    half = values.std(ddof=1) / len(values) ** 0.5 * t.ppf(0.975, len(values) - 1)
+    return f"{points(values.mean())} +- {points(half)}"
 
 
 def pairs_table(runs, data):
@@ -675,7 +681,8 @@ def methods_table(runs, data):
         if found:
             gap, half, p, seeds = found
             row[2] += f" (not run: {' '.join(absent)})" if absent else ""
-            row += [f"{100 * gap:+.1f}", f"{100 * (gap - half):+.1f} to {100 * (gap + half):+.1f}"]
+            bounds = f"{100 * (gap - half):+.1f} to {100 * (gap + half):+.1f}"
+            row += [f"{100 * gap:+.1f}", "seeds agree, no bound" if math.isnan(half) else bounds]
             row += ["" if low or high else p_value(p), seeds]
         rows.append([*row, *[""] * (7 - len(row)), paper[k]])
     notes = [

@@ -479,7 +479,7 @@ def test_the_worst_case_is_by_program_and_so_is_the_test():
 
 def test_main_refuses_when_a_verdict_is_missing():
     runs = [write_run("base", right={"sparse": [0]}), write_run("grpo", right={"sparse": [0, 1]})]
-    missing = r"missing \(base-s0 10 of 10, grpo-s0 10 of 10\): run `python judge.py runs/\*`"
+    missing = r"\(base-s0 10 of 10, grpo-s0 10 of 10\): run `python judge.py runs/\* --judge rule`, or with --judge api"
     for name in [*analyze.OF_OUTCOMES, "audit", "hacking"]:
         with pytest.raises(SystemExit, match=missing):
             table(name)
@@ -491,6 +491,12 @@ def test_main_refuses_when_a_verdict_is_missing():
     lines = Path("runs/verdicts.jsonl").read_text().splitlines()
     Path("runs/verdicts.jsonl").write_text("\n".join(lines[1:]) + "\n")  # an item that the judge gave up on
     with pytest.raises(SystemExit, match=r"1 of 10: sparse/sparse\d"):
+        table("main")
+    named = Path("runs/verdicts.jsonl").read_text().replace('"rule"', '"org/m, prompt 0123abcd"')
+    Path("runs/verdicts.jsonl").write_text(named)
+    with pytest.raises(
+        SystemExit, match="--judge api --model org/m --address ADDRESS` with the address and --extra of"
+    ):
         table("main")
 
 
@@ -939,8 +945,17 @@ def test_what_is_not_there_is_said_in_one_sentence():
 def test_another_folder_keeps_its_own_verdicts(capsys):
     run = write_run("grpo")
     Path("runs").rename("results")
-    with pytest.raises(SystemExit, match=r"run `python judge.py results/\* --verdicts results/verdicts.jsonl`"):
+    with pytest.raises(
+        SystemExit, match=r"run `python judge.py results/\* --judge rule --verdicts results/verdicts.jsonl`"
+    ):
         analyze.main(["main", "--runs", "results"])
     judge.main([run.replace("runs", "results"), "--verdicts", "results/verdicts.jsonl"])
     analyze.main(["main", "--runs", "results"])
     assert "grpo-s0" in capsys.readouterr().out
+
+
+def test_seeds_that_all_say_the_same_bound_nothing():
+    """Two equal gaps have no scatter, and that is no proof that a third seed's gap would be equal too."""
+    middle, half, p = analyze.clustered(np.array([1.0, 0.0, 1.0, 0.0]), [0, 0, 1, 1])
+    assert middle == 0.5 and math.isnan(half) and math.isnan(p)
+    assert analyze.clustered(np.zeros(4), [0, 0, 1, 1]) == (0.0, 0.0, 1.0)

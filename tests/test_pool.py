@@ -844,6 +844,7 @@ class Server(BaseHTTPRequestHandler):
         if isinstance(reply, int):
             self.send_response(reply)
             self.send_header("Retry-After", "0")
+            self.send_header("Location", "/elsewhere")  # where the key would go if a redirect were followed
             self.end_headers()
         else:
             data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
@@ -935,6 +936,7 @@ def test_wrong_and_cut_answers_are_no_solutions_and_the_gold_is_told_last(make_a
 
 @pytest.mark.parametrize("code, words", [
     (401, "answered 401: the key is missing or wrong .set OPENAI_API_KEY"), (402, "answered 402: the account is empty"),
+    (302, "answered 302: it redirects"),
     (422, "answered 422: it takes no such request"), (404, "answered 404: there is no such address or model"),
 ])  # fmt: skip
 def test_what_no_repetition_will_mend_stops_with_a_sentence(make_args, pool, tmp_path, world, server, code, words):

@@ -52,18 +52,30 @@ def read_hub(path):
 
 def from_hub(row):
     names = ("id", "question", "ground_truth", "answer_type", "subject", "knowledge_level")
-    return *(row[name] for name in names), row["decoded_image"]["bytes"]
+    return *fields(row, names), row["decoded_image"]["bytes"]
+
+
+def fields(row, names):
+    """The values of these columns, or a sentence that names the missing one."""
+    if missing := [name for name in names if name not in row]:
+        raise SystemExit(f"A question has no {missing[0]!r}, only {', '.join(row)}: download the data again.")
+    return [row[name] for name in names]
 
 
 def read_repository(path):
     """A variant of the repository's form -> the same, the image as the path of its file."""
-    rows = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise SystemExit(f"{path} is not JSON ({error}): download it again.") from None
     names = ("question", "answer", "answer_type", "subject", "level")
-    return [(seed, *(row[name] for name in names), path.parent / row["image"]) for seed, row in rows.items()]
+    return [(seed, *fields(row, names), path.parent / row["image"]) for seed, row in rows.items()]
 
 
 def make_row(variant, seed, question, answer, answer_type, subject, level):
     """A published question -> a row, less its image. Where only the picture shows the options, it is a free one."""
+    if not isinstance(answer, str | int | float) or not str(answer).strip():
+        raise SystemExit(f"Question {seed} of variant {variant} has no answer but {answer!r}: download the data again.")
     text, choices = convert.split_options(question) if answer_type == "multiple choice" else (question, [])
     place = pick(str(answer), choices) if choices else None
     if place in (None, -1) or len(set(choices)) < len(choices):

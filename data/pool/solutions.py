@@ -171,7 +171,18 @@ def fingerprint(row):
 # ------------------------------------------------------------------------------------------------------ the endpoint
 
 FINAL = {401: "the key is missing or wrong (set {key})", 402: "the account is empty", 403: "the key may not do this",
-         404: "there is no such address or model", 422: "it takes no such request"}  # fmt: skip
+         404: "there is no such address or model", 422: "it takes no such request",
+         **dict.fromkeys((301, 302, 303, 307, 308), "it redirects; give the address that it leads to")}  # fmt: skip
+
+
+class Stay(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: it would take the key along to wherever it leads."""
+
+    def redirect_request(self, *_):
+        return None
+
+
+OPENER = urllib.request.build_opener(Stay)
 
 
 def ask(row, args):
@@ -193,7 +204,7 @@ def ask(row, args):
     for attempt in range(args.retries):
         pause = min(60, 2**attempt) * random.uniform(0.5, 1)
         try:
-            with urllib.request.urlopen(request, timeout=180) as response:
+            with OPENER.open(request, timeout=180) as response:
                 reply = json.load(response)
         except urllib.error.HTTPError as error:
             if error.code in FINAL:
