@@ -66,7 +66,7 @@ TOY = dict(
     model="data/toy/student", pool="data/toy/train.jsonl", instruction="",
     eval="data/toy/sparse.jsonl,data/toy/cross.jsonl,data/toy/old.jsonl,data/toy/easy.jsonl",
     problems=8, max_new_tokens=60, max_pixels=84 * 112, steps=200, lr=5e-5, warmup=1, weight_decay=0.0,
-    minibatches=1, micro_batch=64, checkpointing=0, eval_size=50, teacher="data/toy/teacher",
+    minibatches=1, micro_batch=64, checkpointing=0, eval_every=100, eval_size=50, teacher="data/toy/teacher",
     critic_lr=3e-4, value_steps=300, lambda_floor=0.95,
 )  # fmt: skip
 
