@@ -164,11 +164,11 @@ class Run:
         hashes = {p: hashlib.sha256(x).hexdigest() for p, x in files.items()}
         if (self.dir / "state").exists() and config.exists():
             was = json.loads(config.read_text())
-            for k in now.keys() - set(FREE):
-                if now[k] != was["args"].get(k):
+            for k in sorted((now.keys() | was["args"].keys()) - set(FREE)):  # another arm has other flags
+                if now.get(k) != was["args"].get(k):
                     flag, old = k.replace("_", "-"), was["args"].get(k)
-                    raise SystemExit(f"{self.dir} was started with --{flag} {old} and can't go on with {now[k]}: use "
-                                     "the same flags, or another --name.")  # fmt: skip
+                    raise SystemExit(f"{self.dir} was started with --{flag} {old} and can't go on with {now.get(k)}: "
+                                     "use the same script and flags, or another --name.")  # fmt: skip
             for p in hashes:
                 if hashes[p] != was["sha256"].get(p):
                     raise SystemExit(f"{p} is not the file that {self.dir} was started with: put that one back, or use "

@@ -476,3 +476,14 @@ def test_another_python_gets_one_sentence(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 10, 1))
     with pytest.raises(SystemExit, match="is not supported: use 3.11, 3.12 or 3.13"):
         judge.need()
+
+
+def test_another_arm_does_not_go_on_with_a_killed_run_of_the_same_name(make_args, monkeypatch):
+    args = broken_off(make_args, monkeypatch)
+    hint = importlib.import_module("hint")
+    with pytest.raises(SystemExit, match=r"--hint-\w+ None and can't go on with .*: use the same script"):
+        hint.main(hint.Args(**asdict(args)))
+    config = json.loads((folder(args) / "config.json").read_text())
+    config["args"]["hint_start"] = 0.95  # what was killed was hint.py
+    (folder(args) / "config.json").write_text(json.dumps(config))
+    assert refused(args, "--hint-start 0.95", "None", "--name")
