@@ -77,11 +77,11 @@ def look_at_all(names, folder, record, desc):
     drop_torn_line(record)
     known = {x["image"]: x for x in read_whole_lines(record)}
     known = {k: x for k, x in known.items() if x["bytes"] is not None and x["bytes"] == file_size(folder / k)}
-    todo = [name for name in names if name not in known]
+    left = [name for name in names if name not in known]
     with ThreadPoolExecutor() as threads, open(record, "a", encoding="utf-8") as file:
-        bar = tqdm(total=len(names), initial=len(names) - len(todo), desc=desc, unit="image", smoothing=0.05)
-        for start in range(0, len(todo), 1000):
-            part = todo[start : start + 1000]
+        bar = tqdm(total=len(names), initial=len(names) - len(left), desc=desc, unit="image", smoothing=0.05)
+        for start in range(0, len(left), 1000):
+            part = left[start : start + 1000]
             for name, facts in zip(part, threads.map(lambda x: look(folder / x), part), strict=True):
                 known[name] = {"image": name} | facts
                 file.write(json.dumps(known[name]) + "\n")

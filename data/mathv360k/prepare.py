@@ -182,12 +182,12 @@ def main(args):
     for part in parts.values():
         convert.drop_torn_line(part)
     done = {int(x["id"].split("-")[1]) for part in parts.values() for x in convert.read_whole_lines(part)}
-    todo = (
+    left = (
         (i, x, images.get(x["image"]) if isinstance(x, dict) and isinstance(x.get("image"), str) else None)
         for i, x in enumerate(read_records(path))
         if i not in done
     )
-    chunks = ((args, chunk) for chunk in iter(lambda: list(islice(todo, 500)), []))
+    chunks = ((args, chunk) for chunk in iter(lambda: list(islice(left, 500)), []))
     bar = tqdm(desc="3 rows", total=total, initial=len(done), unit="row")
     with open(parts["rows"], "a", encoding="utf-8") as rows, open(parts["dropped"], "a", encoding="utf-8") as dropped:
         for lines in convert.in_order(convert_chunk, chunks, args.workers or os.cpu_count()):

@@ -107,10 +107,10 @@ def main(args):
     rows = rows[: args.limit or len(rows)]
     done = {(x["id"], x["row"]) for x in read_measured(run.dir)}
     common.dist.barrier()  # all have read before the first writes
-    todo = [row for row in rows if (row["id"], fingerprint(row)) not in done]
-    mine, rounds = todo[run.rank :: run.world], [int(x) for x in args.rollouts.split(",")]
+    left = [row for row in rows if (row["id"], fingerprint(row)) not in done]
+    mine, rounds = left[run.rank :: run.world], [int(x) for x in args.rollouts.split(",")]
     policy, processor = load(args, run)
-    bar = tqdm(desc=f"{run.dir}", total=len(rows), initial=len(rows) - len(todo), unit="row", disable=run.rank > 0)
+    bar = tqdm(desc=f"{run.dir}", total=len(rows), initial=len(rows) - len(left), unit="row", disable=run.rank > 0)
     right = read = rollouts = never = count = 0
     for part in batched(mine, max(1, args.batch // rounds[0])):
         answers, live = {row["id"]: [] for row in part}, part

@@ -141,14 +141,14 @@ def by_teacher(rows, args, run):
     for part in measure.batched(rows, max(1, args.batch // 4)):
         got, kept = {row["id"]: [] for row in part}, {}
         texts = lambda row, got=got: [x["text"] for x in got[row["id"]] if x["ids"] is not None]
-        while todo := [r for r in part if r["id"] not in kept and len(got[r["id"]]) < args.tries]:
-            for row, new in zip(todo, answer(todo, min(4, args.tries), len(got[todo[0]["id"]])), strict=True):
+        while left := [r for r in part if r["id"] not in kept and len(got[r["id"]]) < args.tries]:
+            for row, new in zip(left, answer(left, min(4, args.tries), len(got[left[0]["id"]])), strict=True):
                 got[row["id"]] += new
                 if solution := choose(row, texts(row)):
                     kept[row["id"]] = "teacher", solution
         told = {}
-        if args.rationalise and (todo := [r for r in part if r["id"] not in kept]):
-            for row, new in zip(todo, answer(list(map(with_gold, todo)), args.rationalise, "told"), strict=True):
+        if args.rationalise and (left := [r for r in part if r["id"] not in kept]):
+            for row, new in zip(left, answer(list(map(with_gold, left)), args.rationalise, "told"), strict=True):
                 told[row["id"]] = new
                 if solution := choose(row, [x["text"] for x in new if x["ids"] is not None], told=True):
                     kept[row["id"]] = "rationalised", solution
@@ -288,11 +288,11 @@ def main(args):
     done = {(x["id"], x["row"]) for x in measure.read_measured(run.dir)
             if x["solution"] or x["id"] in own or whole(x)}  # fmt: skip
     dist.barrier()  # all have read before the first writes
-    todo = [row for row in rows if (row["id"], fingerprint(row)) not in done]
+    left = [row for row in rows if (row["id"], fingerprint(row)) not in done]
     if args.api:  # it stores no teacher answers, so it need not see rows that come with a solution
-        todo = [row for row in todo if row["id"] not in own]
-    mine = todo[run.rank :: run.world]
-    bar = tqdm(desc=f"{run.dir}", total=len(rows), initial=len(rows) - len(todo), unit="row", disable=run.rank > 0)
+        left = [row for row in left if row["id"] not in own]
+    mine = left[run.rank :: run.world]
+    bar = tqdm(desc=f"{run.dir}", total=len(rows), initial=len(rows) - len(left), unit="row", disable=run.rank > 0)
     solved = asked = 0
     for lines in by_endpoint(mine, args) if args.api else by_teacher(mine, args, run) if mine else []:
         common.append_jsonl(run.dir / f"rollouts-{run.rank}.jsonl", *lines)
