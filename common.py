@@ -173,7 +173,10 @@ class Run:
                 if hashes[p] != was["sha256"].get(p):
                     raise SystemExit(f"{p} is not the file that {self.dir} was started with: put that one back, or use "
                                      "another --name.")  # fmt: skip
-        dist.barrier()  # all ranks have looked before the first writes
+        dist.all_gather_object(every := [None] * self.world, (now, hashes))  # all have looked before the first writes
+        if any(x != every[0] for x in every):
+            raise SystemExit("The processes were given different flags, or different files lie at --model, --pool or "
+                             "--eval: give every node the same command and data.")  # fmt: skip
         if self.rank == 0:
             git = ["git", "describe", "--always", "--dirty", "--abbrev=40"] if shutil.which("git") else ["true"]
             commit = subprocess.run(git, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()

@@ -363,10 +363,15 @@ def part(rank, world):
             grpo.main(replace(every["grpo"], name="left", steps=2, save_every=1))
         except RuntimeError:
             pass
-        try:
-            common.start(replace(every["grpo"], name="apart", runs=str(out / f"node{rank // 4}")))
-        except SystemExit as refusal:
-            facts["apart"] = str(refusal)
+        (out / f"node{rank // 4}").mkdir(exist_ok=True)
+        os.chdir(out / f"node{rank // 4}")
+        for name, args in dict(
+            apart=replace(every["grpo"], runs="runs"), differ=replace(every["grpo"], lr=1e-5 * (rank // 4))
+        ).items():
+            try:
+                common.start(replace(args, name=name))
+            except SystemExit as refusal:
+                facts[name] = str(refusal)
     (out / f"facts{world}-{rank}.json").write_text(json.dumps(facts))
 
 def read_rows(args):
@@ -477,6 +482,11 @@ def test_a_runs_folder_that_two_nodes_do_not_share_is_refused_on_the_second(eigh
     told = [eight.facts[8, r].get("apart") for r in range(8)]
     assert told[:4] == [None] * 4
     assert all(x.endswith("isn't here: --runs has to be a folder that all share.") for x in told[4:])
+
+
+def test_flags_in_which_two_nodes_differ_are_refused_on_both(eight):
+    assert all("given different flags" in eight.facts[8, r]["differ"] for r in range(8))
+    assert not (eight.out / "differ-s0").exists()
 
 
 # ---- two nodes
