@@ -98,6 +98,17 @@ def append_jsonl(path, *rows):
         f.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
+LATE = 90  # seconds
+
+
+def appears(path):
+    """Whether a file that another process has written is here: NFS remembers for up to a minute that it was not."""
+    late = time.monotonic() + LATE
+    while not path.exists() and time.monotonic() < late:
+        time.sleep(0.5)
+    return path.exists()
+
+
 @cache
 def lock_folder(path):
     """Keep other processes out of a run's folder for as long as this one lives."""
@@ -189,7 +200,7 @@ class Run:
             except OSError as error:
                 raise SystemExit(f"Can't write to {self.dir} ({error.strerror}): choose another --runs.") from None
         dist.barrier()
-        if not config.exists():
+        if not appears(config):
             raise SystemExit(
                 f"{config} was written by another node and isn't here: --runs has to be a folder that all share."
             )
@@ -1220,6 +1231,8 @@ def stored_rollouts(policy, processor, pool, args, run):
         batch = sample(policy, processor, problems, args, run, answers=[row["ids"] for row in mine])
         return batch, torch.tensor([row["reward"] for row in mine], device=run.device)
 
+    for path in paths:
+        appears(path)
     right = [row["reward"] for path in paths for row in read_jsonl(path)]
     return sum(right) / len(right), map(replay, range(len(paths)), paths)
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -349,7 +350,7 @@ def part(rank, world):
 
     began, write_outputs, training, broken = common.Run.begin, common.write_outputs, False, False
     common.Run.begin, common.sample, common.reward = begin, fed, reward
-    common.write_outputs = ended
+    common.write_outputs, common.LATE = ended, 1
     common.clip_gradient, common.token_logps, common.next_problems = watched, counted, drawn
     common.grade = lambda text, *_: "right" if len(text) % 2 else "wrong"
     for name, args in every.items():
@@ -482,6 +483,13 @@ def test_a_runs_folder_that_two_nodes_do_not_share_is_refused_on_the_second(eigh
     told = [eight.facts[8, r].get("apart") for r in range(8)]
     assert told[:4] == [None] * 4
     assert all(x.endswith("isn't here: --runs has to be a folder that all share.") for x in told[4:])
+
+
+def test_a_file_of_another_node_that_shows_late_is_waited_for(tmp_path, monkeypatch):
+    threading.Timer(0.7, (tmp_path / "late").touch).start()
+    assert common.appears(tmp_path / "late")
+    monkeypatch.setattr(common, "LATE", 0.1)
+    assert not common.appears(tmp_path / "never")
 
 
 def test_flags_in_which_two_nodes_differ_are_refused_on_both(eight):
