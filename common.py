@@ -3,7 +3,8 @@
 What an arm might change (advantages, losses, schedules, prefixes) is written out in the arm, never here.
 
 **B** sequences on this rank = problems x group; **T** response width (forced, then sampled tokens): the last T columns;
-**S** whole width, prompts padded on the left; **b** rows of a micro-batch; **V** the tokens that can be sampled.
+**S** whole width, prompts padded on the left; **b** rows of a micro-batch; **V** rows of the embedding: some are no
+tokens or never sampled, and have logit -inf.
 """
 
 import argparse
@@ -70,15 +71,21 @@ TOY = dict(
     critic_lr=3e-4, value_steps=300, lambda_floor=0.95,
 )  # fmt: skip
 
+CHOICES = dict(gates=("stop", "warn", "off"), mix=("pure", "annealed", "gated"), gate=("rollout", "group"),
+               replay=("position", "staircase"), critic_loss=("mse", "hlgauss"))  # fmt: skip
+
 
 def parse(Args, argv=None):
     """Command line -> Args: each field of the dataclass is a `--kebab-flag`; flags given beat the toy's defaults."""
     parser = argparse.ArgumentParser(description=sys.modules[Args.__module__].__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for f in fields(Args):
-        parser.add_argument("--" + f.name.replace("_", "-"), type=f.type, help=f"default: {f.default}")
+        flag, text = "--" + f.name.replace("_", "-"), f"default: {f.default}"
+        parser.add_argument(flag, type=f.type, choices=CHOICES.get(f.name), help=text)
     parser.add_argument("--toy", action="store_true", help="the tiny model and pool of data/toy")
     given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
+    if "eval" in given:
+        given["eval"] = ",".join(map(str.strip, given["eval"].split(",")))
     toy = {f.name: TOY[f.name] for f in fields(Args) if f.name in TOY} if given.pop("toy") else {}
     return Args(**(toy | given))
 
@@ -131,10 +138,10 @@ def start(args):
     return Run(args)
 
 
-POSITIVE = ("problems", "warmup", "save_every", "patience", "minibatches", "micro_batch", "eval_size", "max_new_tokens",
-            "temperature", "value_steps")  # fmt: skip
-CHOICES = dict(gates=("stop", "warn", "off"), mix=("pure", "annealed", "gated"), gate=("rollout", "group"),
-               replay=("position", "staircase"), critic_loss=("mse", "hlgauss"))  # fmt: skip
+POSITIVE = ("problems", "group", "warmup", "save_every", "patience", "minibatches", "micro_batch", "eval_size",
+            "max_new_tokens", "temperature", "value_steps")  # fmt: skip
+MARKS = re.compile(r"<image>|<\|\w+\|>")  # what the chat template alone may put into a prompt
+LEFT = ("gates.json", "pretraining.jsonl", "critic.safetensors")  # of a start that ended before its first state
 FREE = ("gates", "patience", "save_every")  # flags that change no weight and may differ when a run is resumed
 
 
@@ -151,21 +158,23 @@ class Run:
             torch.set_num_threads(1)  # a toy model is several times slower on two threads than on one
         self.args, self.dir, self.step = args, Path(args.runs) / f"{args.name}-s{args.seed}", 0
         self.laps, self.clock, self.last_mixed, self.bar = {}, time.perf_counter(), -1, None
+        for k, x in vars(args).items():
+            if isinstance(x, int | float) and not (k not in POSITIVE and x == 0 or 0 < x < math.inf):
+                bound = "above 0" if k in POSITIVE else "0 or above"
+                raise SystemExit(f"--{k.replace('_', '-')} {x} has to be {bound}, and finite.")
         if args.problems % self.world:
             raise SystemExit(f"--problems {args.problems} must be a multiple of the {self.world} processes.")
         if args.steps and args.group < 2:
-            raise SystemExit(
-                f"--group {args.group}: advantages compare the answers of a group, so it takes two or more."
-            )
-        for k in POSITIVE:
-            if vars(args).get(k, 1) <= 0:
-                raise SystemExit(f"--{k.replace('_', '-')} {vars(args)[k]} has to be above 0.")
+            raise SystemExit(f"--group {args.group}: advantages compare the answers of a group: it takes two or more.")
         if args.problems // self.world * args.group % args.minibatches:
             raise SystemExit(f"--minibatches {args.minibatches} does not divide the {args.problems // self.world} x "
                              f"{args.group} answers of a process: then there would be fewer updates.")  # fmt: skip
-        for k, words in CHOICES.items():
-            if (word := vars(args).get(k, words[0])) not in words:
-                raise SystemExit(f"--{k.replace('_', '-')} {word} is none of {', '.join(words[:-1])} and {words[-1]}.")
+        if args.max_pixels < 28 * 28:
+            raise SystemExit(f"--max-pixels {args.max_pixels} is less than the 28 x 28 = 784 of one image token.")
+        if found := MARKS.search(args.instruction):
+            raise SystemExit(f"{found[0]} stands in --instruction: take it out, the prompt places the image itself.")
+        if "/" in args.name:
+            raise SystemExit(f"--name {args.name} can't hold a slash: it names a folder inside --runs.")
         if (self.dir / "outputs.jsonl").exists():
             shutil.rmtree(self.dir / "state", ignore_errors=True)  # of a run killed after its very last write
             raise SystemExit(f"{self.dir} is a finished run: choose another --name or --seed, or delete the folder.")
@@ -196,6 +205,8 @@ class Run:
             try:
                 self.dir.mkdir(parents=True, exist_ok=True)
                 lock_folder(self.dir)
+                for x in [] if (self.dir / "state").exists() else LEFT:
+                    (self.dir / x).unlink(missing_ok=True)
                 write_text(config, json.dumps(facts, indent=1))
             except OSError as error:
                 raise SystemExit(f"Can't write to {self.dir} ({error.strerror}): choose another --runs.") from None
@@ -361,12 +372,37 @@ for name in ("packed", "flash_packed"):
 
 def load_model(path, dtype):
     """A published checkpoint, from a folder or by its hub name, in plain transformers."""
+    if cut := [file for file in Path(path).glob("*.safetensors") if not is_whole(file)]:
+        raise SystemExit(f"{min(cut)} is cut off, or no safetensors file: copy it again.")
+    attention = dict(dtype=dtype, attn_implementation="packed")
     try:
-        model = Qwen2VLForConditionalGeneration.from_pretrained(path, dtype=dtype, attn_implementation="packed")
+        model, info = Qwen2VLForConditionalGeneration.from_pretrained(path, output_loading_info=True, **attention)
     except OSError as error:
         raise no_model(path, error) from None
+    if missing := info["missing_keys"]:  # the library would fill them at random
+        raise SystemExit(f"{path} lacks {len(missing)} weights of a Qwen2-VL, {min(missing)} first: take a whole one.")
     model.model.visual.config._attn_implementation = "flash_packed"  # by this name it takes all images at once
     return model
+
+
+def is_whole(file):
+    """Whether a safetensors file is as long as it says: the header's length in 8 bytes, the header, the tensors."""
+    with open(file, "rb") as f:
+        tensors = file.stat().st_size - 8 - (header := int.from_bytes(f.read(8), "little"))
+        ends = json.loads(f.read(header)).values() if header and tensors >= 0 else []
+    return tensors == max((x["data_offsets"][1] for x in ends if "data_offsets" in x), default=None)
+
+
+def load_tokenizer(path):
+    """The tokenizer of a checkpoint. A folder without its files gives a blank one: that stops the run."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except OSError as error:
+        raise no_model(path, error) from None
+    if missing := {"<|image_pad|>", "<|im_end|>", "<|endoftext|>"} - tokenizer.get_vocab().keys():
+        raise SystemExit(f"The tokenizer of {path} does not know {' and '.join(sorted(missing))}: put tokenizer.json "
+                         "and tokenizer_config.json of its Qwen2-VL into the folder.")  # fmt: skip
+    return tokenizer
 
 
 def no_model(path, error):
@@ -392,19 +428,15 @@ class Policy(torch.nn.Module):
         banned[len(tokenizer) :] = -math.inf  # the padded tail of the embedding is no token at all
         banned[special] = -math.inf  # a sampled <|image_pad|> would crash the next forward
         self.register_buffer("banned", banned, persistent=False)
-        self.__dict__["decoders"] = []
+        self.decoders = []  # the one that there is, if any
 
     def decoder(self, rows, columns):
         """The sampler's decode loop for that many rows and columns at least."""
-        rows = bucket(rows, self.banned.device)
-        columns = -(-columns // 256) * 256
-        had = self.decoders
-        if not had or had[0].rows < rows or had[0].columns < columns:
-            size = [
-                max(new, old)
-                for new, old in zip((rows, columns), (had[0].rows, had[0].columns) if had else (0, 0), strict=True)
-            ]
-            self.decoders[:] = []
+        size = bucket(rows, self.banned.device), -(-columns // 256) * 256
+        for had in self.decoders:
+            size = max(size[0], had.rows), max(size[1], had.columns)
+        if [(had.rows, had.columns) for had in self.decoders] != [size]:
+            self.decoders.clear()  # its memory is free before the next one is made
             self.decoders.append(Decoder(self.sampler, self.banned, self.eos, *size))
         return self.decoders[0]
 
@@ -414,7 +446,7 @@ class Policy(torch.nn.Module):
         targets, head = batch.ids[:, -real.shape[1] :][real], self.model.lm_head.weight
         logp = [
             checkpoint(token_logp, x, head, y, self.banned, temperature, use_reentrant=False)
-            for x, y in zip(states.split(2048), targets.split(2048), strict=True)  # (b, S, V) never exists at once
+            for x, y in zip(states.split(2048), targets.split(2048), strict=True)  # (n, V) never exists at once
         ]
         return torch.zeros_like(batch.mask).masked_scatter(real, torch.cat(logp))
 
@@ -486,7 +518,7 @@ def load_policy(path, args, run):
     FSDP averages gradients over ranks: an arm's loss carries `* run.world`.
     """
     sampler = load_model(path, run.dtype).to(run.device).eval().requires_grad_(False)  # its rotary tables stay fp32
-    return shard(Policy(load_trained(path, args), sampler, AutoTokenizer.from_pretrained(path)), run.dtype, run)
+    return shard(Policy(load_trained(path, args), sampler, load_tokenizer(path)), run.dtype, run)
 
 
 def load_critic(path, outputs, args, run, weights=None):
@@ -551,7 +583,7 @@ def load_frozen(path, processor, run):
 
     Stops where its tokenizer is not the student's. What pads its wider vocabulary is banned.
     """
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = load_tokenizer(path)
     ours, theirs = (sorted(t.get_vocab().items(), key=lambda x: x[1]) for t in (processor.tokenizer, tokenizer))
     if ours != theirs:
         i = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
@@ -583,14 +615,17 @@ def load_pool(path, least=1, decode=True):
 
     Stops with one sentence that names the file, the first bad row and the remedy, and counts the other bad rows.
     """
-    path, bad, lines, golds = Path(path), [], {}, {}
-    if not path.exists():
-        raise SystemExit(f"{path} does not exist: {_remedy(path)}.")
+    path, bad, numbers, golds = Path(path), [], {}, {}
+    if not path.is_file():
+        raise SystemExit(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: {_remedy(path)}.")
+    with open(path, encoding="utf-8", errors="surrogateescape") as lines:
+        if odd := next((number for number, x in enumerate(lines, 1) if re.search("[\udc80-\udcff]", x)), None):
+            raise SystemExit(f"{path}, line {odd} is not UTF-8: save the file in that encoding.")
     rows = read_jsonl(path)
     for number, row in enumerate(rows, 1):
         fault = check_row(row)
-        if not fault and lines.setdefault(row["id"], number) != number:
-            fault = f"its id is that of line {lines[row['id']]} too: give each row its own"
+        if not fault and numbers.setdefault(row["id"], number) != number:
+            fault = f"its id is that of line {numbers[row['id']]} too: give each row its own"
         if not fault:
             first = golds.setdefault((row["image"], row["question"], *row["choices"]), (row["answer"], number))
             if first[0] != row["answer"]:
@@ -603,8 +638,8 @@ def load_pool(path, least=1, decode=True):
         images = [*dict.fromkeys(row["image"] for row in rows)]
         check = check_image if decode else lambda x: None if os.path.exists(x) else f"the image {x} is missing"
         with ThreadPoolExecutor() as threads:
-            faults = tqdm(threads.map(check, images), f"images of {path.name}", len(images), leave=False,
-                          disable=len(images) < 2000)  # fmt: skip
+            faults = tqdm(threads.map(check, images), f"images of {path.name}", len(images), unit="image",
+                          leave=False, disable=len(images) < 2000)  # fmt: skip
             faults = dict(zip(images, faults, strict=True))
         faults = [(number, row["id"], faults[row["image"]]) for number, row in enumerate(rows, 1)]
         bad = [f"line {number} (id {id}): {fault}" for number, id, fault in faults if fault]
@@ -619,10 +654,13 @@ def load_pool(path, least=1, decode=True):
 
 
 def _remedy(path):
-    script = path.parent / "prepare.py"
+    """What to do about a pool that is not there, or about its images."""
+    folder = path if path.is_dir() else path.parent
+    script, readme = folder / "prepare.py", folder / "readme.md"
+    if not path.is_file() and (others := sorted(x.name for x in folder.glob("*.jsonl"))):
+        return f"{folder} holds {', '.join(others)}"
     if script.exists() and not path.is_absolute():
         return f"run `python -m {'.'.join(script.with_suffix('').parts)}`"
-    readme = path.parent / "readme.md"
     return f"{readme} says how to make it" if readme.exists() else "check the path"
 
 
@@ -632,18 +670,20 @@ def check_row(row):
         return "it is no JSON object: write one row a line"
     if missing := [k for k in ROW if k not in row]:
         return f"there is no field {missing[0]}: a row has {', '.join(ROW)}"
-    words = [row["choices"], row.get("solution") or []]
-    if not all(isinstance(x, list) for x in words) or not all(
-        isinstance(x, str) for x in [row["id"], row["image"], row["question"], row["answer"], *words[0], *words[1]]
-    ):
+    texts, lists = [row[k] for k in ROW[:4]], [row["choices"], *(row.get(k) or [] for k in ("solution", "teacher"))]
+    if not all(isinstance(x, list) for x in lists):
+        return "choices, solution and teacher have to be lists: write [] where there is nothing"
+    if not all(isinstance(x, str) for x in texts + lists[0] + lists[1]):
         return 'id, image, question, answer, each option and each sentence have to be text: write 4 as "4"'
+    if not all(type(x) is int and x >= 0 for x in lists[2]):
+        return "its teacher answer holds something else than token ids: write a list of whole numbers"
     if row["kind"] not in ("choice", "free"):
         return f"its kind is {row['kind']!r}: write choice or free"
     if not len(set(row["choices"])) == len(row["choices"]) <= 26:
         return "two of its options are equal, or there are more than 26: repair or remove the row"
     if not row["question"].strip() or not row["answer"].strip():
         return "question or answer is empty: remove the row"
-    if found := re.search(r"<image>|<\|\w+\|>", " ".join([row["question"], *row["choices"]])):
+    if found := MARKS.search(" ".join([row["question"], *row["choices"]])):
         return f"{found[0]} stands in the text: take it out, the prompt places the image itself"
     if (row["kind"] == "choice" or row["choices"]) and pick(row["answer"], row["choices"]) in (None, -1):
         return f"the gold {row['answer']!r} is none of its {len(row['choices'])} options: parse them or drop the row"
@@ -745,8 +785,8 @@ class Processor:
 
     def __init__(self, path, args):
         limits = dict(min_pixels=28 * 28, max_pixels=args.max_pixels)
+        self.tokenizer = load_tokenizer(path)
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(path)
             self.images = Qwen2VLImageProcessorPil.from_pretrained(path, **limits)
         except OSError as error:
             raise no_model(path, error) from None
@@ -805,7 +845,7 @@ class Batch:
     def __getitem__(self, rows):
         """The rows of an index tensor as a batch of their own, less the padding and images that only others need."""
         real, prompt = self.attention[rows].any(0).nonzero(), self.ids.shape[1] - self.mask.shape[1]
-        left, right = min(real[0].item(), prompt - 1), real[-1].item() + 1  # a column before the response predicts it
+        left, right = min(real[0].item(), prompt), real[-1].item() + 1  # the responses stay the last columns
         t = right - prompt
         used, image = self.image[rows].unique(return_inverse=True)
         return replace(
@@ -826,8 +866,8 @@ def sample(policy, processor, problems, args, run, prefix=None, greedy=False, an
     """Answers to B problems, each `args.group` times in a row -> Batch. All ranks call it together.
 
     prefix: B lists of token ids that the answers begin with (equal within a group), or None. The other tokens are drawn
-    from softmax(logits / temperature) over the V tokens: no top-k, no top-p, no penalty, and the model's own generation
-    settings are never read. A prompt runs once; its keys and values are shared out to the group.
+    from softmax(logits / temperature): no top-k, no top-p, no penalty, and the model's own generation settings are
+    never read. A prompt runs once; its keys and values are shared out to the group.
     answers: B lists of token ids that an earlier call sampled. Then nothing is drawn, and their `logp` is 0.
     """
     refresh(policy)
@@ -835,7 +875,7 @@ def sample(policy, processor, problems, args, run, prefix=None, greedy=False, an
     prompts = [processor.encode(p) for p in problems[::group]]
     forced = prefix[::group] if prefix else [[]] * len(prompts)
 
-    # prefill: prompt and forced tokens of each problem
+    # prompt and forced tokens of each problem
     context = [torch.tensor(p.ids + f) for p, f in zip(prompts, forced, strict=True)]
     width = max(map(len, context))
     ids = left_pad(context, width, policy.eos[1]).to(device)  # (problems, width)
@@ -845,17 +885,17 @@ def sample(policy, processor, problems, args, run, prefix=None, greedy=False, an
         x[:, len(p.ids) :] = p.positions.max() + 1 + torch.arange(x.shape[1] - len(p.ids))
     positions = left_pad(places, width).transpose(0, 1).to(device)  # (3, problems, width)
     pixels, grid = [p.pixels.to(device) for p in prompts], [p.grid.to(device) for p in prompts]
-    embeds = embed(model.model, ids, torch.arange(len(prompts)), pixels, grid)
-    out = model.model.language_model(
-        inputs_embeds=embeds, attention_mask=attention, position_ids=positions, use_cache=True
-    )
-    # decode: all answers at once
+    # all answers at once
     if answers:
         tokens = torch.nn.utils.rnn.pad_sequence(
             [torch.tensor(x) for x in answers], batch_first=True, padding_value=policy.eos[1]
         ).to(device)
         logp = torch.zeros(tokens.shape, device=device)
     else:
+        out = model.model.language_model(
+            inputs_embeds=embed(model.model, ids, torch.arange(len(prompts)), pixels, grid),
+            attention_mask=attention, position_ids=positions, use_cache=True,
+        )  # fmt: skip
         decoder = policy.decoder(len(problems), width + new)
         decoder.fill(out, attention, positions[0, :, -1] + 1, group)
         tokens, logp = decoder.run(len(problems), new, args.temperature, greedy)  # (B, steps)
@@ -882,7 +922,7 @@ def sample(policy, processor, problems, args, run, prefix=None, greedy=False, an
 
 
 class Decoder:
-    """Keys, values and state of up to `rows` answers in flight, kept in place from the first token to the last.
+    """Keys, values and state of up to `rows` answers in flight, in buffers that are made once.
 
     On a GPU each shape of `step` becomes a CUDA graph when it is first met, and the layers of a large model are
     compiled; a CPU runs `step` as it stands. A reader who doesn't care for speed can read `step` and no more.
@@ -907,7 +947,7 @@ class Decoder:
             self.tokens, self.logp = torch.zeros(rows, columns, dtype=torch.long), torch.zeros(rows, columns)
             self.t, self.slot = torch.zeros(2, 1, dtype=torch.long)  # tokens drawn; the next column
             self.eos = torch.tensor(eos)
-        self.graphs, self.seconds = {}, 0.0
+        self.graphs = {}
         self.pool = torch.cuda.graph_pool_handle() if banned.is_cuda else None
         large = banned.is_cuda and sum(p.numel() for p in lm.parameters()) > 1e8
         self.enter, self.leave, self.draw = (
@@ -982,7 +1022,6 @@ class Decoder:
         if not self.banned.is_cuda:
             return self.step(*shape)
         if shape not in self.graphs:
-            clock = time.perf_counter()
             state = self.hidden, self.done, self.tokens, self.logp, self.t, self.slot
             before, seed, side = [x.clone() for x in state], torch.cuda.get_rng_state(), torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
@@ -995,7 +1034,6 @@ class Decoder:
             for x, old in zip(state, before, strict=True):
                 x.copy_(old)
             torch.cuda.set_rng_state(seed)
-            self.seconds += time.perf_counter() - clock
         self.graphs[shape].replay()
 
 
@@ -1010,12 +1048,10 @@ def fuse(*linears):
     """Weight (and bias) of several linear layers as one, of which theirs become views: what is copied into them
     later reaches it."""
     fused = []
-    for name in ("weight", "bias"):
-        parts = [vars(x)["_parameters"][name] for x in linears]
-        if parts[0] is not None:
-            fused.append(torch.cat([p.data for p in parts]))
-            for p, view in zip(parts, fused[-1].split([len(p) for p in parts]), strict=True):
-                p.data = view
+    for parts in zip(*(x.parameters() for x in linears), strict=True):
+        fused.append(torch.cat([p.data for p in parts]))
+        for p, view in zip(parts, fused[-1].split([len(p) for p in parts]), strict=True):
+            p.data = view
     return fused
 
 
@@ -1071,7 +1107,7 @@ def score(model, batch, args, read=token_logps):
     return torch.cat([read(model, batch, rows, args) for cut in cuts for rows in cut])
 
 
-# ---------------------------------------------------------------------------------------------------------- 7 reward
+# ---------------------------------------------------------------------------------------------------------- 7 signals
 
 
 def teacher_gap(teacher, old_logp, batch, args):
@@ -1202,7 +1238,8 @@ def stored_rollouts(policy, processor, pool, args, run):
     facts["weights"] = sum(p.view(torch.int16).sum(dtype=torch.int64).item() for p in policy.sampler.parameters())
     folder = run.dir.parent / f"rollouts-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]}"
     paths = [folder / f"{step:06d}.jsonl" for step in range(args.value_steps)]
-    for step, path in enumerate(tqdm(paths, f"{run.dir.name}: rollouts to learn V from", disable=run.rank > 0)):
+    bar = tqdm(paths, f"{run.dir.name}: rollouts to learn V from", unit="step", disable=run.rank > 0)
+    for step, path in enumerate(bar):
         if run.sum(torch.tensor(float(path.exists()), device=run.device)) == run.world:
             continue
         run.begin("stored rollouts", step)
@@ -1240,8 +1277,10 @@ def stored_rollouts(policy, processor, pool, args, run):
 # ----------------------------------------------------------------------------------------------------------- 8 gates
 
 
-def gate(name, good, value, text, bad="fail"):
-    return dict(name=name, verdict="pass" if good else bad, value=value, text=text)
+def gate(name, good, value, text, bad="fail", fault=""):
+    """One check and its figure; `text` says what holds, `fault` what doesn't, where, and what to do about it."""
+    verdict, told = ("pass", text) if good else (bad, fault or text)
+    return dict(name=name, verdict=verdict, value=value, text=told)
 
 
 @torch.no_grad()
@@ -1253,23 +1292,15 @@ def shared_gates(policy, processor, pool, args, run):
     rewards, grades = reward(batch, problems)
     gap = ((score(policy, batch, args) - batch.logp) * batch.mask).abs()
     m = run.mean(rollout_stats(batch, rewards, grades, args) | dict(gap=gap.sum() / batch.mask.sum()))
-    close = (
-        1e-4 if run.dtype == torch.float32 else 0.03
-    )  # bf16: 0.016 at the 2B's shape, 0.05 if positions are off by one
-    pad, few = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>"), pool[:: math.ceil(len(pool) / 64)]
-    prompts = [processor.encode(p) for p in few]
-    features = [
-        len(policy.sampler.model.visual(p.pixels.to(run.device, run.dtype), p.grid.to(run.device)).pooler_output)
-        for p in prompts
-    ]
-    whole = all(
-        p.ids.count(pad) == n and len(p.ids) == processor.length(row)
-        for p, n, row in zip(prompts, features, few, strict=True)
-    )
-    longest = torch.tensor(max(map(processor.length, pool[run.rank :: run.world]), default=0), device=run.device)
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    longest, room = longest.item(), policy.model.config.text_config.max_position_embeddings
-    trained, every = (sum(p.numel() for p in policy.parameters() if p.requires_grad or k) for k in (0, 1))
+    close = 1e-4 if run.dtype == torch.float32 else 0.03  # bf16: 0.016 at the 2B's shape, 0.05 off by one position
+    few = pool[:: math.ceil(len(pool) / 64)]
+    odd = next(filter(None, (image_fault(p, policy, processor, run) for p in few)), None)
+    lengths = [(processor.length(p), p["id"]) for p in pool[run.rank :: run.world]]
+    most = (gap.max().item(), problems[gap.amax(1).argmax()]["id"])
+    dist.all_gather_object(every := [None] * run.world, (max(lengths, default=(0, "")), most))
+    (longest, wide), (most, worst) = (max(x) for x in zip(*every, strict=True))
+    room = policy.model.config.text_config.max_position_embeddings
+    trained, whole = (sum(p.numel() for p in policy.parameters() if p.requires_grad or k) for k in (0, 1))
     dropout = policy.model.config.text_config.attention_dropout
     expected = (1 - m["reward"]) ** args.group  # by Jensen, the least that independent rollouts allow
     noise = 3 * (expected * (1 - expected) / args.problems) ** 0.5
@@ -1281,30 +1312,56 @@ def shared_gates(policy, processor, pool, args, run):
         gate("pool", True, len(pool), f"{len(pool)} problems, every image readable; {choice:.0%} multiple choice, "
              f"{solved:.0%} with a reference solution, {stored:.0%} with a stored teacher answer"),
         gate("prompt", longest + args.max_new_tokens <= room, longest,
-             f"the longest of {len(pool)} prompts takes {longest} tokens, an answer {args.max_new_tokens}, of {room}"),
-        gate("image", whole, len(few), f"image tokens and features are equally many in the {len(few)} rows looked at"),
-        gate("weights", dropout == 0, trained, f"{trained:,} of {every:,} are trained, in fp32, dropout {dropout}"),
+             f"the longest of {len(pool)} prompts takes {longest} tokens, an answer {args.max_new_tokens}, of {room}",
+             fault=f"the prompt of row {wide} takes {longest} tokens, an answer {args.max_new_tokens}, and the model's "
+             f"context is {room}: lower --max-pixels or --max-new-tokens, or remove the row"),
+        gate("image", not odd, len(few), f"image tokens and features are equally many in the {len(few)} rows looked at",
+             fault=f"{odd}: take preprocessor_config.json and config.json of one and the same Qwen2-VL"),
+        gate("weights", dropout == 0, trained, f"{trained:,} of {whole:,} are trained, in fp32, dropout {dropout}",
+             fault=f"dropout is {dropout}: set attention_dropout in {args.model}/config.json to 0"),
         gate("sampling", m["distinct"] > 1 / args.group or args.group == 1, m["distinct"],
              f"temperature {args.temperature}, no top-k, no top-p, ends at {policy.eos}; "
-             f"{m['distinct']:.0%} of a group's answers are distinct"),
+             f"{m['distinct']:.0%} of a group's answers are distinct",
+             fault=f"all answers to a problem are equal, to row {problems[0]['id']} {batch.text[0][-90:]!r}: raise "
+             f"--temperature {args.temperature}"),
         gate("log-probs", m["gap"] < close, m["gap"],
-             f"sampler and training forward differ by {m['gap']:.1e} nats a token, {gap.max():.1e} at most",
-             "warn" if m["gap"] < 10 * close else "fail"),
+             f"sampler and training forward differ by {m['gap']:.1e} nats a token, {most:.1e} at most",
+             fault=f"sampler and training forward differ by {m['gap']:.1e} nats a token, over {close:.0e}, most in row "
+             f"{worst} ({most:.1e}): positions, masks, images or weights are not the same; install requirements.txt"),
         gate("rollouts", True, len(grades), f"three of {len(grades)}, with the answer read and its grade:"
              + "".join(f"\n        {batch.text[i][-90:]!r} is read as {read(i)}" for i in three)),
-        gate("success", 0 < m["reward"] < 1, m["reward"], f"{m['reward']:.1%} of rollouts right (paper: 3.6%)", "warn"),
+        gate("success", 0 < m["reward"] < 1, m["reward"], f"{m['reward']:.1%} of rollouts right (paper: 3.6%)", "warn",
+             f"{m['reward']:.0%} of {args.problems * args.group} rollouts right (paper: 3.6%): nothing to learn; "
+             "look at the three above, and take other rows if they are graded as they should be"),
         gate("dead groups", m["all_wrong"] >= expected - noise, m["all_wrong"],
-             f"{m['all_wrong']:.0%} of groups all wrong (paper: 85-97%), at least {expected:.0%} expected", "warn"),
+             f"{m['all_wrong']:.0%} of groups all wrong (paper: 85-97%), at least {expected:.0%} expected", "warn",
+             f"{m['all_wrong']:.0%} of groups all wrong, but at least {expected:.0%} expected of independent answers: "
+             "see in rollouts.jsonl whether those of a group belong to one problem"),
         gate("parsed", m["unparsed"] < 0.5, 1 - m["unparsed"],
-             f"{1 - m['unparsed']:.0%} of answers can be read; below half, failures are of format", "warn"),
+             f"{1 - m['unparsed']:.0%} of answers can be read", "warn",
+             f"{1 - m['unparsed']:.0%} of answers can be read, {m['truncated']:.0%} are cut off, failures of format: "
+             "raise --max-new-tokens or ask for <answer> in --instruction"),
     ]  # fmt: skip
+
+
+def image_fault(problem, policy, processor, run):
+    """Where the prompt and the vision tower disagree about a row's image, or None."""
+    prompt = processor.encode(problem)
+    pixels, grid = prompt.pixels.to(run.device, run.dtype), prompt.grid.to(run.device)
+    features = len(policy.sampler.model.visual(pixels, grid).pooler_output)
+    tokens = prompt.ids.count(processor.tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+    if tokens != features:
+        return f"row {problem['id']} has {tokens} image tokens and {features} image features"
+    if len(prompt.ids) != (length := processor.length(problem)):
+        return f"the prompt of row {problem['id']} has {len(prompt.ids)} tokens, by its image's size {length}"
 
 
 def hint_gates(policy, processor, pool, args, run):
     """What the hint arms check besides: every row has a solution, half of one unlocks, none gives the answer away."""
     cut = [segments(p) for p in pool]
-    solved = sum(any(x) for x in cut) / len(pool)
-    leaks = sum(grade("".join(x), p["answer"], p["choices"]) == "right" for x, p in zip(cut, pool, strict=True))
+    bare = [p["id"] for x, p in zip(cut, pool, strict=True) if not any(x)]
+    leaks = [p["id"] for x, p in zip(cut, pool, strict=True) if grade("".join(x), p["answer"], p["choices"]) == "right"]
+    solved = 1 - len(bare) / len(pool)
     run.begin("hint gates")
     problems = next_problems(pool, 0, args, run)
     halves = [processor.tokenize("".join(segments(p, 2))) for p in problems]
@@ -1312,10 +1369,15 @@ def hint_gates(policy, processor, pool, args, run):
     half = reward(sample(policy, processor, problems, args, run, halves), problems)[0]
     m = run.mean(dict(without=without, half=half))
     return [
-        gate("solutions", solved >= 0.9, solved, f"{solved:.0%} of problems have a solution that can be shown in part"),
-        gate("no leak", leaks == 0, leaks, f"{leaks} hints state the answer"),
+        gate("solutions", solved >= 0.9, solved, f"{solved:.0%} of problems have a solution that can be shown in part",
+             fault=f"{solved:.0%} of problems have a solution that can be shown in part, not {bare[:1]}: run "
+             "data.pool.solutions, or remove the rows that have none"),
+        gate("no leak", not leaks, len(leaks), "no hint states the answer",
+             fault=f"{len(leaks)} hints state the answer, {leaks[:1]} first: rewrite these solutions"),
         gate("half hint", m["half"] > m["without"], m["half"],
-             f"half a solution lifts {m['without']:.1%} right to {m['half']:.1%} (paper: 7.2 to 34.4%)", "warn"),
+             f"half a solution lifts {m['without']:.1%} right to {m['half']:.1%} (paper: 7.2 to 34.4%)", "warn",
+             f"half a solution does not help: {m['without']:.1%} right without, {m['half']:.1%} with it (paper: 7.2 to "
+             "34.4%); read some solutions, and take more --problems for a surer figure"),
     ]  # fmt: skip
 
 
@@ -1333,9 +1395,13 @@ def teacher_gates(teacher, policy, processor, pool, sets, args, run):
     right = accuracy(teacher, processor, sets, args, run)
     ceiling = ", ".join(f"{name} {share:.1%}" for name, share in right.items())
     return [
-        gate("teacher's eyes", m["sees"] == 1, m["sees"], f"{m['sees']:.0%} of its scores change with the image"),
+        gate("teacher's eyes", m["sees"] == 1, m["sees"], f"{m['sees']:.0%} of its scores change with the image",
+             fault=f"{m['sees']:.0%} of its scores change with the image, least that of row "
+             f"{problems[seen.argmin()]['id']}: take another --teacher than {args.teacher}"),
         gate("self-teaching", m["self"] < (1e-4 if run.dtype == torch.float32 else 0.3), m["self"],
-             f"a student that teaches itself has an advantage of {m['self']:.1e} nats"),
+             f"a student that teaches itself has an advantage of {m['self']:.1e} nats",
+             fault=f"a student that teaches itself has an advantage of {m['self']:.1e} nats, not 0: teacher and "
+             "student are not scored alike; install requirements.txt"),
         gate("ceiling", True, max(right.values(), default=0.0), f"the teacher, greedy: {ceiling}; KL {m['kl']:.2f}"),
     ]  # fmt: skip
 
@@ -1346,13 +1412,16 @@ def critic_gates(rate, seen, window):
     """
     n, target, _, error, _ = seen[0].tolist()
     start, explained = (target - error) / n, explained_variance(seen[-window:])
+    nothing = f"the returns of the last {window} steps are all equal: nothing to explain, so take other rows"
+    found = f"after {len(seen)} steps it explains {explained:.1%} of the variance of unseen returns, a constant 0%"
     return [
         gate("value at start", abs(start - rate) < 0.005, start,
-             f"V is {start:.4f}; {rate:.4f} of the stored rollouts are right (paper: 3.6%)"),
-        gate("critic", explained > 0.05, "" if math.isnan(explained) else explained,
-             f"after {len(seen)} steps it explains {explained:.1%} of the variance of unseen returns, a constant 0%"
-             if explained == explained else f"the returns of the last {window} steps are all equal: nothing to explain",
-             "warn" if explained > 1e-3 else "fail"),
+             f"V is {start:.4f}; {rate:.4f} of the stored rollouts are right (paper: 3.6%)",
+             fault=f"V is {start:.4f}, but {rate:.4f} of the stored rollouts are right: the head does not start at its "
+             "bias; install requirements.txt"),
+        gate("critic", explained > 0.05, "" if math.isnan(explained) else explained, found,
+             "warn" if explained > 1e-3 else "fail",
+             nothing if math.isnan(explained) else f"{found}, 5% wanted: raise --critic-lr or --value-steps"),
     ]  # fmt: skip
 
 
@@ -1387,8 +1456,10 @@ def greedy_outputs(policy, processor, rows, args, run, desc=None):
         rows[i % len(rows)] for i in range(run.rank, share * run.world, run.world)
     ]  # equal shares keep ranks in step
     size, texts = args.problems * args.group // run.world, []
-    for i in tqdm(range(0, share, size), desc, disable=desc is None or run.rank > 0, leave=False):
-        texts += sample(policy, processor, mine[i : i + size], single, run, greedy=True).text
+    with tqdm(desc=desc, total=len(rows), unit="answer", disable=desc is None or run.rank > 0, leave=False) as bar:
+        for i in range(0, share, size):
+            texts += sample(policy, processor, mine[i : i + size], single, run, greedy=True).text
+            bar.update(min(size * run.world, len(rows) - bar.n))
     dist.all_gather_object(every := [None] * run.world, texts)
     return [every[i % run.world][i // run.world] for i in range(len(rows))]
 
@@ -1424,12 +1495,18 @@ def write_outputs(policy, processor, sets, args, run):
         before, saved = (load_model(path, model.dtype).state_dict() for path in (args.model, folder))
         live = {name: x.cpu() for name, x in model.state_dict().items()}
         moved = sum(not torch.equal(x, before[name]) for name, x in live.items())
+        torn = [name for name, x in live.items() if not x.isfinite().all()]
+        other = [name for name, x in live.items() if not torch.equal(x, saved[name]) and name not in torn]
         audit = [
             gate("moved", (moved > 0) == (args.steps > 0), moved,
-                 f"{moved} of {len(live)} tensors differ from {args.model}", "warn"),
-            gate("finite", all(x.isfinite().all() for x in live.values()), "", "all weights are finite"),
-            gate("saved", all(torch.equal(x, saved[name]) for name, x in live.items()), "",
-                 "the checkpoint is the model that answers"),
+                 f"{moved} of {len(live)} tensors differ from {args.model}", "warn",
+                 f"{moved} of {len(live)} tensors differ from {args.model} after {args.steps} steps: see `mixed` and "
+                 "`grad_norm` in metrics.jsonl"),
+            gate("finite", not torn, "", "all weights are finite",
+                 fault=f"{len(torn)} tensors are not finite, {torn[:1]} first: train again with a lower --lr"),
+            gate("saved", not other, "", "the checkpoint is the model that answers",
+                 fault=f"{len(other)} tensors of {folder} are not those that answer, {other[:1]} first: look for "
+                 "room on the disk, and give the same command again"),
         ]  # fmt: skip
     dist.broadcast_object_list(box := [audit])
     audit = box[0]

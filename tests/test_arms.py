@@ -3,6 +3,8 @@
 import importlib
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
+from safetensors.torch import load_file, save_file
 
 import common
 import grpo
@@ -362,12 +365,59 @@ def test_a_model_that_is_nowhere_is_named_and_the_way_without_a_download_shown(m
         assert model in str(refusal.value) and "--model" in str(refusal.value) and "--toy" in str(refusal.value)
 
 
+def without_tokenizer(folder):
+    for path in folder.glob("token*"):
+        path.unlink()
+
+
+def cut_off(folder):
+    os.truncate(folder / "model.safetensors", 100_000)
+
+
+def cut_in_the_header(folder):
+    os.truncate(folder / "model.safetensors", 500)
+
+
+def empty(folder):
+    os.truncate(folder / "model.safetensors", 0)
+
+
+def a_pointer(folder):
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+
+def less_a_weight(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (without_tokenizer, "does not know <|im_end|> and <|image_pad|>: put tokenizer.json and"),
+        (cut_off, "model.safetensors is cut off, or no safetensors file: copy it again."),
+        (cut_in_the_header, "model.safetensors is cut off"),
+        (empty, "model.safetensors is cut off"),
+        (a_pointer, "model.safetensors is cut off, or no safetensors file"),
+        (less_a_weight, "lacks 1 weights of a Qwen2-VL, model.language_model.norm.weight first"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_refused(make_args, world, tmp_path, damage, words):
+    model = shutil.copytree(world / "student", tmp_path / "student")
+    assert common.is_whole(model / "model.safetensors")
+    damage(model)
+    with pytest.raises(SystemExit) as refusal:
+        grpo.main(make_args(model=str(model)))
+    assert str(model) in str(refusal.value) and words in str(refusal.value) and "\n" not in str(refusal.value)
+
+
 # ---- the command line
 
 
 def test_every_field_is_a_flag_of_its_type():
     for field in fields(grpo.Args):
-        value = {int: "7", float: "0.125", str: "x"}[field.type]
+        value = {"gates": "off"}.get(field.name) or {int: "7", float: "0.125", str: "x"}[field.type]
         args = common.parse(grpo.Args, ["--" + field.name.replace("_", "-"), value])
         assert asdict(args) == asdict(grpo.Args()) | {field.name: field.type(value)}
     assert common.parse(grpo.Args, []) == grpo.Args()
@@ -388,7 +438,17 @@ def test_toy_swaps_only_fields_that_the_arm_has_and_a_given_flag_beats_it():
     assert all(vars(toy)[k] == vars(default)[k] for k in ("name", "group", "temperature", "clip_low", "clip_high"))
 
 
-@pytest.mark.parametrize("argv", [["--stepz", "3"], ["--step", "3"], ["--steps", "many"], ["--lr"]])
+def test_help_shows_the_words_that_a_flag_may_take(capsys):
+    with pytest.raises(SystemExit):
+        common.parse(grpo.Args, ["--help"])
+    assert "--gates {stop,warn,off}" in capsys.readouterr().out
+
+
+def test_blanks_around_the_commas_of_eval_are_no_part_of_a_path():
+    assert common.parse(grpo.Args, ["--eval", " a.jsonl, b c.jsonl ,d.jsonl"]).eval == "a.jsonl,b c.jsonl,d.jsonl"
+
+
+@pytest.mark.parametrize("argv", [["--stepz", "3"], ["--step", "3"], ["--steps", "many"], ["--lr"], ["--gates", "of"]])
 def test_a_flag_that_does_not_exist_is_short_or_has_no_number_is_an_error(argv, capsys):
     with pytest.raises(SystemExit) as refusal:
         common.parse(grpo.Args, argv)
@@ -405,7 +465,17 @@ def test_text_with_unusual_line_ends_survives_being_written_and_read(tmp_path):
     "flags, words",
     [
         (dict(group=1), "--group 1: advantages compare"),
-        (dict(gates="of"), "--gates of is none of"),
+        (dict(group=0, steps=0), "--group 0 has to be above 0"),
+        (dict(steps=-3), "--steps -3 has to be 0 or above"),
+        (dict(lr=-1.0), "--lr -1.0 has to be 0 or above"),
+        (dict(lr=math.nan), "--lr nan has to be 0 or above, and finite"),
+        (dict(lr=math.inf), "--lr inf has to be 0 or above, and finite"),
+        (dict(weight_decay=-1.0), "--weight-decay -1.0 has to be 0 or above"),
+        (dict(temperature=math.nan), "--temperature nan has to be above 0, and finite"),
+        (dict(max_pixels=0), "--max-pixels 0 is less than the 28 x 28 = 784"),
+        (dict(max_pixels=783), "--max-pixels 783 is less than the 28 x 28 = 784"),
+        (dict(instruction="See <|image_pad|>."), r"<\|image_pad\|> stands in --instruction: take it out"),
+        (dict(name="a/b"), "--name a/b can't hold a slash: it names a folder inside --runs"),
         (dict(warmup=0), "--warmup 0 has to be above 0"),
         (dict(save_every=0), "--save-every 0 has to be above 0"),
         (dict(temperature=0.0), "--temperature 0.0 has to be above 0"),
@@ -414,7 +484,8 @@ def test_text_with_unusual_line_ends_survives_being_written_and_read(tmp_path):
 )
 def test_flags_that_make_no_sense_are_refused(make_args, flags, words):
     with pytest.raises(SystemExit, match=words):
-        grpo.main(make_args(**flags))
+        grpo.main(args := make_args(**flags))
+    assert not any(Path(args.runs).iterdir())
 
 
 def test_a_run_without_evaluation_sets_ends_with_no_outputs(make_args):
@@ -457,6 +528,22 @@ def test_flags_that_change_no_weight_may_change_on_resume(make_args, monkeypatch
     args = broken_off(make_args, monkeypatch, gates="stop")
     grpo.main(replace(args, gates="warn", patience=7, save_every=2))
     assert (folder(args) / "outputs.jsonl").exists()
+
+
+@pytest.mark.usefixtures("mixed")
+def test_a_start_that_ended_before_its_first_state_leaves_nothing_to_the_next_one(make_args, monkeypatch):
+    left = ("gates.json", "pretraining.jsonl", "critic.safetensors")
+    args = make_args(steps=3, gates="warn")
+    with monkeypatch.context() as m:
+        m.setattr(common.Run, "log", stop_at(1, common.Run.log))
+        with pytest.raises(KeyboardInterrupt):
+            grpo.main(args)
+    assert (folder(args) / "gates.json").exists() and not (folder(args) / "state").exists()
+    for name in left:
+        (folder(args) / name).write_text('{"gates": [{"name": "of another start"}]}\n')
+    grpo.main(replace(args, gates="off", lr=1e-3, steps=1))
+    assert [g["when"] for g in json.loads((folder(args) / "gates.json").read_text())["gates"]] == ["after training"] * 3
+    assert {p.name for p in folder(args).iterdir()} & set(left) == {"gates.json"}
 
 
 def test_a_machine_without_git_trains_all_the_same(make_args, monkeypatch):

@@ -43,11 +43,18 @@ def write_pool(folder, *changes):
     (dict(kind="choice", answer="C", choices=["1", "2"]), "the gold 'C' is none of its 2 options"),
     (dict(id="p0"), "its id is that of line 1 too: give each row its own"),
     (dict(choices=None), "there is no field choices: a row has id, image"),
+    (dict(choices="1, 2"), "choices, solution and teacher have to be lists: write [] where there is nothing"),
+    (dict(choices=0), "choices, solution and teacher have to be lists"),
+    (dict(solution="one sentence"), "choices, solution and teacher have to be lists"),
+    (dict(teacher="abc"), "choices, solution and teacher have to be lists"),
+    (dict(teacher=["abc"]), "its teacher answer holds something else than token ids: write a list of whole numbers"),
+    (dict(teacher=[1, -1]), "something else than token ids"),
+    (dict(teacher=[True]), "something else than token ids"),
     (dict(answer=4), "each option and each sentence have to be text: write 4 as"),
     (dict(image=3), "have to be text"),
     (dict(id=[]), "have to be text"),
     (dict(kind="choice", choices=[1, 2], answer="A"), "have to be text"),
-    (dict(solution="one sentence"), "have to be text"),
+    (dict(solution=["one", 2]), "have to be text"),
     (dict(kind="foo"), "its kind is 'foo': write choice or free"),
     (dict(kind="choice", choices=["3", "3"], answer="A"), "two of its options are equal, or there are more than 26"),
     (dict(kind="choice", choices=[str(i) for i in range(27)], answer="A"), "more than 26"),
@@ -73,12 +80,19 @@ def test_all_bad_rows_are_counted_and_the_first_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     "text, words",
-    [(None, "does not exist"), ("", "is empty"), ('{"id": 1,\n', "line 1 is not JSON"), ("3\n", "is no JSON object")],
+    [
+        (None, "pool.jsonl does not exist: check the path"),
+        (b"", "is empty"),
+        (b'{"id": 1,\n', "line 1 is not JSON"),
+        (b"3\n", "is no JSON object"),
+        (b'{"id": "p\xc3\xa9"}\n{"id": "p\xe9"}\n', "pool.jsonl, line 2 is not UTF-8: save the file in that encoding"),
+        ("{}\n".encode("utf-16"), "line 1 is not UTF-8"),
+    ],
 )
 def test_a_pool_that_is_absent_empty_or_no_json_is_refused(tmp_path, text, words):
     path = tmp_path / "pool.jsonl"
     if text is not None:
-        path.write_text(text)
+        path.write_bytes(text)
     with pytest.raises(SystemExit, match=words):
         common.load_pool(path)
 
@@ -98,8 +112,13 @@ def test_a_missing_toy_image_names_the_script_that_draws_it(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"is missing; run `python -m data.toy.prepare`"):
         common.load_pool("data/toy/pool.jsonl")
-    with pytest.raises(SystemExit, match=r"other.jsonl does not exist: run `python -m data.toy.prepare`"):
+    with pytest.raises(SystemExit, match=r"other.jsonl does not exist: data/toy holds pool.jsonl\.$"):
         common.load_pool("data/toy/other.jsonl")
+    with pytest.raises(SystemExit, match=r"data/toy is a folder: data/toy holds pool.jsonl\.$"):
+        common.load_pool("data/toy")
+    (folder / "pool.jsonl").unlink()  # now nothing has been made yet
+    with pytest.raises(SystemExit, match=r"pool.jsonl does not exist: run `python -m data.toy.prepare`"):
+        common.load_pool("data/toy/pool.jsonl")
 
 
 def test_a_missing_pool_names_the_readme_that_says_how_to_make_it(tmp_path):
