@@ -246,11 +246,16 @@ def teacher(world, tmp_path_factory):
 def watch(monkeypatch):
     """watch(arm, args) runs arm.main, less its last answers -> what each update saw, and the weights at the end.
 
-    batches: (problems, batch) a step; advs: (B, T) a step; gradients: {name: tensor} a minibatch; metrics; weights.
+    batches: (problems, batch) a step; advs: (B, T) a step; ratios: log-ratios (b, T) a micro-batch; gradients, norms
+    before clipping and what was clipped, {name: tensor} a minibatch; metrics; weights.
     """
 
+    def gradient(policy):
+        trained = ((n.removeprefix("model."), p) for n, p in policy.named_parameters() if p.requires_grad)
+        return {n: p.grad.full_tensor().clone() for n, p in trained}
+
     def watch(arm, args):
-        seen = SimpleNamespace(batches=[], advs=[], gradients=[])
+        seen = SimpleNamespace(batches=[], advs=[], ratios=[], gradients=[], norms=[], clipped=[])
         begin, sample, clip, loss = common.Run.begin, common.sample, common.clip_gradient, arm.policy_loss
         lap, now, parts = common.Run.lap, SimpleNamespace(stage=None), []
 
@@ -267,13 +272,16 @@ def watch(monkeypatch):
 
         def loss_(logp, old_logp, adv, args):
             parts.append(adv)
+            seen.ratios.append((logp - old_logp).detach())
             return loss(logp, old_logp, adv, args)
 
         def clip_(policy, max_norm):
-            if max_norm < float("inf"):  # else the norm of a term, for the log
-                trained = ((n.removeprefix("model."), p) for n, p in policy.named_parameters() if p.requires_grad)
-                seen.gradients.append({n: p.grad.full_tensor().clone() for n, p in trained})
-            return clip(policy, max_norm)
+            if max_norm == float("inf"):
+                return clip(policy, max_norm)  # the norm of a term, for the log
+            seen.gradients.append(gradient(policy))
+            seen.norms.append(clip(policy, max_norm))
+            seen.clipped.append(gradient(policy))
+            return seen.norms[-1]
 
         def lap_(run, name):
             if name == "update":

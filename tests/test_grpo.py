@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import answers, close, stock_logps
+from conftest import answers, close, equal, stock_logps
 from torch import tensor
 
 import common
@@ -16,52 +16,16 @@ import grpo
 
 
 @pytest.fixture
-def train(monkeypatch):
-    """train(args) runs grpo.main as it is -> what went through its doors: batches, gradients, log-ratios, norms."""
+def train(watch):
+    """train(args) runs grpo.main -> what `watch` saw of it, and the weights before and after."""
 
     def train(args):
-        seen = SimpleNamespace(batches=[], gradients=[], clipped=[], norms=[], ratios=[], advs=[])
-        sample, clip, loss = common.sample, common.clip_gradient, grpo.policy_loss
-
-        def gradient(policy):
-            trained = ((n.removeprefix("model."), p) for n, p in policy.named_parameters() if p.requires_grad)
-            return {n: p.grad.full_tensor().clone() for n, p in trained}
-
-        def sample_(policy, processor, problems, *rest, **more):
-            batch = sample(policy, processor, problems, *rest, **more)
-            seen.batches.append((problems, batch))
-            return batch
-
-        def clip_(policy, max_norm):
-            seen.gradients.append(gradient(policy))
-            seen.norms.append(clip(policy, max_norm))
-            seen.clipped.append(gradient(policy))
-            return seen.norms[-1]
-
-        def loss_(logp, old_logp, adv, args):
-            seen.ratios.append((logp - old_logp).detach())
-            seen.advs.append(adv)
-            return loss(logp, old_logp, adv, args)
-
-        with monkeypatch.context() as m:
-            m.setattr(common, "sample", sample_)
-            m.setattr(common, "clip_gradient", clip_)
-            m.setattr(grpo, "policy_loss", loss_)
-            grpo.main(args)
-        run = args.runs + f"/{args.name}-s{args.seed}"
-        seen.metrics = common.read_jsonl(run + "/metrics.jsonl")
-        seen.before, seen.after = (dict(common.load_model(x, torch.float32).named_parameters())
-                                   for x in (args.model, run + "/checkpoint"))  # fmt: skip
-        seen.problems, seen.batch = seen.batches[0]
+        seen = watch(grpo, args)
+        seen.before = dict(common.load_model(args.model, torch.float32).named_parameters())
+        seen.after = {name: seen.weights[name] for name in seen.before}
         return seen
 
     return train
-
-
-def equal(a, b, tolerance=1e-5):
-    """Two gradients agree, as measured against the largest entry of each tensor."""
-    assert a.keys() == b.keys() and len(a) > 20
-    return all(close(a[k], b[k], tolerance * b[k].abs().max().item() + 1e-9) for k in a)
 
 
 # ---- the two functions
