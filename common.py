@@ -159,7 +159,7 @@ class Run:
         self.args, self.dir, self.step = args, Path(args.runs) / f"{args.name}-s{args.seed}", 0
         self.laps, self.clock, self.last_mixed, self.bar = {}, time.perf_counter(), -1, None
         for k, x in vars(args).items():
-            if isinstance(x, int | float) and not (k not in POSITIVE and x == 0 or 0 < x < math.inf):
+            if isinstance(x, int | float) and not (0 < x < math.inf or x == 0 and k not in POSITIVE):
                 bound = "above 0" if k in POSITIVE else "0 or above"
                 raise SystemExit(f"--{k.replace('_', '-')} {x} has to be {bound}, and finite.")
         if args.problems % self.world:
@@ -1107,7 +1107,7 @@ def score(model, batch, args, read=token_logps):
     return torch.cat([read(model, batch, rows, args) for cut in cuts for rows in cut])
 
 
-# ---------------------------------------------------------------------------------------------------------- 7 signals
+# -------------------------------------------------------------------------------------------- 7 reward, teacher, critic
 
 
 def teacher_gap(teacher, old_logp, batch, args):
@@ -1277,10 +1277,10 @@ def stored_rollouts(policy, processor, pool, args, run):
 # ----------------------------------------------------------------------------------------------------------- 8 gates
 
 
-def gate(name, good, value, text, bad="fail", fault=""):
-    """One check and its figure; `text` says what holds, `fault` what doesn't, where, and what to do about it."""
-    verdict, told = ("pass", text) if good else (bad, fault or text)
-    return dict(name=name, verdict=verdict, value=value, text=told)
+def gate(name, good, value, text, remedy="", bad="fail"):
+    """One check: its figure, in words, and where it is not good, which row shows that and what to do about it."""
+    verdict, text = ("pass", text) if good else (bad, f"{text}; {remedy}" if remedy else text)
+    return dict(name=name, verdict=verdict, value=value, text=text)
 
 
 @torch.no_grad()
@@ -1313,34 +1313,29 @@ def shared_gates(policy, processor, pool, args, run):
              f"{solved:.0%} with a reference solution, {stored:.0%} with a stored teacher answer"),
         gate("prompt", longest + args.max_new_tokens <= room, longest,
              f"the longest of {len(pool)} prompts takes {longest} tokens, an answer {args.max_new_tokens}, of {room}",
-             fault=f"the prompt of row {wide} takes {longest} tokens, an answer {args.max_new_tokens}, and the model's "
-             f"context is {room}: lower --max-pixels or --max-new-tokens, or remove the row"),
-        gate("image", not odd, len(few), f"image tokens and features are equally many in the {len(few)} rows looked at",
-             fault=f"{odd}: take preprocessor_config.json and config.json of one and the same Qwen2-VL"),
+             f"it is row {wide}: lower --max-pixels or --max-new-tokens, or remove the row"),
+        gate("image", not odd, len(few), odd or f"image tokens and features are equally many in {len(few)} rows",
+             "take preprocessor_config.json and config.json of one and the same Qwen2-VL"),
         gate("weights", dropout == 0, trained, f"{trained:,} of {whole:,} are trained, in fp32, dropout {dropout}",
-             fault=f"dropout is {dropout}: set attention_dropout in {args.model}/config.json to 0"),
+             f"dropout makes log-probs random: set attention_dropout in {args.model}/config.json to 0"),
         gate("sampling", m["distinct"] > 1 / args.group or args.group == 1, m["distinct"],
              f"temperature {args.temperature}, no top-k, no top-p, ends at {policy.eos}; "
              f"{m['distinct']:.0%} of a group's answers are distinct",
-             fault=f"all answers to a problem are equal, to row {problems[0]['id']} {batch.text[0][-90:]!r}: raise "
-             f"--temperature {args.temperature}"),
+             f"all to row {problems[0]['id']} are {batch.text[0][-90:]!r}: raise --temperature"),
         gate("log-probs", m["gap"] < close, m["gap"],
              f"sampler and training forward differ by {m['gap']:.1e} nats a token, {most:.1e} at most",
-             fault=f"sampler and training forward differ by {m['gap']:.1e} nats a token, over {close:.0e}, most in row "
-             f"{worst} ({most:.1e}): positions, masks, images or weights are not the same; install requirements.txt"),
+             f"over {close:.0e} is a fault in positions, masks, images or weights, worst in row {worst}: install the "
+             "versions of requirements.txt"),
         gate("rollouts", True, len(grades), f"three of {len(grades)}, with the answer read and its grade:"
              + "".join(f"\n        {batch.text[i][-90:]!r} is read as {read(i)}" for i in three)),
-        gate("success", 0 < m["reward"] < 1, m["reward"], f"{m['reward']:.1%} of rollouts right (paper: 3.6%)", "warn",
-             f"{m['reward']:.0%} of {args.problems * args.group} rollouts right (paper: 3.6%): nothing to learn; "
-             "look at the three above, and take other rows if they are graded as they should be"),
+        gate("success", 0 < m["reward"] < 1, m["reward"], f"{m['reward']:.1%} of rollouts right (paper: 3.6%)",
+             "nothing to learn from these: if the three above are graded as they should be, take other rows", "warn"),
         gate("dead groups", m["all_wrong"] >= expected - noise, m["all_wrong"],
-             f"{m['all_wrong']:.0%} of groups all wrong (paper: 85-97%), at least {expected:.0%} expected", "warn",
-             f"{m['all_wrong']:.0%} of groups all wrong, but at least {expected:.0%} expected of independent answers: "
-             "see in rollouts.jsonl whether those of a group belong to one problem"),
+             f"{m['all_wrong']:.0%} of groups all wrong (paper: 85-97%), at least {expected:.0%} expected",
+             "see in rollouts.jsonl whether the answers of a group belong to one problem", "warn"),
         gate("parsed", m["unparsed"] < 0.5, 1 - m["unparsed"],
-             f"{1 - m['unparsed']:.0%} of answers can be read", "warn",
-             f"{1 - m['unparsed']:.0%} of answers can be read, {m['truncated']:.0%} are cut off, failures of format: "
-             "raise --max-new-tokens or ask for <answer> in --instruction"),
+             f"{1 - m['unparsed']:.0%} of answers can be read, {m['truncated']:.0%} are cut off by the limit",
+             "failures are of format: raise --max-new-tokens, or ask for <answer> in --instruction", "warn"),
     ]  # fmt: skip
 
 
@@ -1370,14 +1365,12 @@ def hint_gates(policy, processor, pool, args, run):
     m = run.mean(dict(without=without, half=half))
     return [
         gate("solutions", solved >= 0.9, solved, f"{solved:.0%} of problems have a solution that can be shown in part",
-             fault=f"{solved:.0%} of problems have a solution that can be shown in part, not {bare[:1]}: run "
-             "data.pool.solutions, or remove the rows that have none"),
-        gate("no leak", not leaks, len(leaks), "no hint states the answer",
-             fault=f"{len(leaks)} hints state the answer, {leaks[:1]} first: rewrite these solutions"),
+             f"not {', '.join(bare[:3])}: run data.pool.solutions, or remove the rows that have none"),
+        gate("no leak", not leaks, len(leaks), f"{len(leaks)} hints state the answer",
+             f"first {', '.join(leaks[:3])}: rewrite these rows' solutions"),
         gate("half hint", m["half"] > m["without"], m["half"],
-             f"half a solution lifts {m['without']:.1%} right to {m['half']:.1%} (paper: 7.2 to 34.4%)", "warn",
-             f"half a solution does not help: {m['without']:.1%} right without, {m['half']:.1%} with it (paper: 7.2 to "
-             "34.4%); read some solutions, and take more --problems for a surer figure"),
+             f"half a solution lifts {m['without']:.1%} right to {m['half']:.1%} (paper: 7.2 to 34.4%)",
+             "so it doesn't help: read some solutions, and take more --problems for a surer figure", "warn"),
     ]  # fmt: skip
 
 
@@ -1396,12 +1389,10 @@ def teacher_gates(teacher, policy, processor, pool, sets, args, run):
     ceiling = ", ".join(f"{name} {share:.1%}" for name, share in right.items())
     return [
         gate("teacher's eyes", m["sees"] == 1, m["sees"], f"{m['sees']:.0%} of its scores change with the image",
-             fault=f"{m['sees']:.0%} of its scores change with the image, least that of row "
-             f"{problems[seen.argmin()]['id']}: take another --teacher than {args.teacher}"),
+             f"least that of row {problems[seen.argmin()]['id']}: take another --teacher than {args.teacher}"),
         gate("self-teaching", m["self"] < (1e-4 if run.dtype == torch.float32 else 0.3), m["self"],
              f"a student that teaches itself has an advantage of {m['self']:.1e} nats",
-             fault=f"a student that teaches itself has an advantage of {m['self']:.1e} nats, not 0: teacher and "
-             "student are not scored alike; install requirements.txt"),
+             "teacher and student are not scored alike: install the versions of requirements.txt"),
         gate("ceiling", True, max(right.values(), default=0.0), f"the teacher, greedy: {ceiling}; KL {m['kl']:.2f}"),
     ]  # fmt: skip
 
@@ -1412,16 +1403,15 @@ def critic_gates(rate, seen, window):
     """
     n, target, _, error, _ = seen[0].tolist()
     start, explained = (target - error) / n, explained_variance(seen[-window:])
-    nothing = f"the returns of the last {window} steps are all equal: nothing to explain, so take other rows"
-    found = f"after {len(seen)} steps it explains {explained:.1%} of the variance of unseen returns, a constant 0%"
     return [
         gate("value at start", abs(start - rate) < 0.005, start,
              f"V is {start:.4f}; {rate:.4f} of the stored rollouts are right (paper: 3.6%)",
-             fault=f"V is {start:.4f}, but {rate:.4f} of the stored rollouts are right: the head does not start at its "
-             "bias; install requirements.txt"),
-        gate("critic", explained > 0.05, "" if math.isnan(explained) else explained, found,
-             "warn" if explained > 1e-3 else "fail",
-             nothing if math.isnan(explained) else f"{found}, 5% wanted: raise --critic-lr or --value-steps"),
+             "the head does not start at its bias: install the versions of requirements.txt"),
+        gate("critic", explained > 0.05, "" if math.isnan(explained) else explained,
+             f"after {len(seen)} steps it explains {explained:.1%} of the variance of unseen returns, a constant 0%"
+             if explained == explained else f"the returns of the last {window} steps are all equal: nothing to explain",
+             "5% are wanted: raise --critic-lr or --value-steps, or take other rows",
+             "warn" if explained > 1e-3 else "fail"),
     ]  # fmt: skip
 
 
@@ -1499,14 +1489,12 @@ def write_outputs(policy, processor, sets, args, run):
         other = [name for name, x in live.items() if not torch.equal(x, saved[name]) and name not in torn]
         audit = [
             gate("moved", (moved > 0) == (args.steps > 0), moved,
-                 f"{moved} of {len(live)} tensors differ from {args.model}", "warn",
-                 f"{moved} of {len(live)} tensors differ from {args.model} after {args.steps} steps: see `mixed` and "
-                 "`grad_norm` in metrics.jsonl"),
-            gate("finite", not torn, "", "all weights are finite",
-                 fault=f"{len(torn)} tensors are not finite, {torn[:1]} first: train again with a lower --lr"),
-            gate("saved", not other, "", "the checkpoint is the model that answers",
-                 fault=f"{len(other)} tensors of {folder} are not those that answer, {other[:1]} first: look for "
-                 "room on the disk, and give the same command again"),
+                 f"{moved} of {len(live)} tensors differ from {args.model} after {args.steps} steps",
+                 "see `mixed` and `grad_norm` in metrics.jsonl", "warn"),
+            gate("finite", not torn, "", f"{len(torn)} tensors are not finite",
+                 f"first {', '.join(torn[:3])}: train again under another --name with a lower --lr"),
+            gate("saved", not other, "", f"{len(other)} tensors of the checkpoint are not those that answer",
+                 f"first {', '.join(other[:3])}: look for room on the disk, and give the same command again"),
         ]  # fmt: skip
     dist.broadcast_object_list(box := [audit])
     audit = box[0]

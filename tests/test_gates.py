@@ -33,7 +33,7 @@ def test_a_sampler_whose_log_probs_are_not_the_models_fails(load, monkeypatch):
     score = common.score
     monkeypatch.setattr(common, "score", lambda *args: score(*args).roll(1, 1))
     gap = found(load())["log-probs"]
-    assert says(gap, "fail", f"differ by {gap['value']:.1e} nats a token, over 1e-04, most in row train", "install")
+    assert says(gap, "fail", f"differ by {gap['value']:.1e} nats a token", "; over 1e-04 is", "row train", ": install")
 
 
 def test_the_largest_gap_and_the_longest_prompt_are_those_of_all_ranks(load, monkeypatch):
@@ -46,20 +46,22 @@ def test_the_largest_gap_and_the_longest_prompt_are_those_of_all_ranks(load, mon
     monkeypatch.setattr(dist, "all_gather_object", gather)
     assert says(found(it)["log-probs"], "pass", "8.0e+00 at most")
     it.policy.model.config.text_config.max_position_embeddings = 410
-    assert says(found(it)["prompt"], "fail", "the prompt of row far takes 400 tokens, an answer 20", "context is 410")
+    assert says(found(it)["prompt"], "fail", "takes 400 tokens, an answer 20, of 410; it is row far:")
 
 
 def test_groups_of_equal_answers_fail(load, monkeypatch):
     sample = common.sample
     monkeypatch.setattr(common, "sample", lambda *args: sample(*args, greedy=True))
-    assert says(found(load())["sampling"], "fail", "all answers to a problem are equal, to row train", "--temperature")
+    assert says(
+        found(load())["sampling"], "fail", "25% of a group's answers are distinct; all to row train", "--temperature"
+    )
 
 
 def test_prompts_without_room_for_an_answer_fail(load):
     it = load()
     it.policy.model.config.text_config.max_position_embeddings = 30
     longest, name = max((it.processor.length(p), p["id"]) for p in it.pool)
-    assert says(found(it)["prompt"], "fail", f"row {name} takes {longest} tokens", "context is 30: lower --max-pixels")
+    assert says(found(it)["prompt"], "fail", f"takes {longest} tokens, an answer 20, of 30; it is row {name}: lower")
 
 
 @pytest.mark.parametrize(
@@ -79,13 +81,15 @@ def test_a_row_whose_image_takes_other_tokens_than_it_has_features_is_named(load
     monkeypatch.setattr(common, "next_problems", lambda *_: it.pool[:4] * it.args.group)
     wrong = lambda processor, p: more(it, real(processor, p)) if p["id"] == "train5" else real(processor, p)
     monkeypatch.setattr(common.Processor, method, wrong)
-    assert says(found(it)["image"], "fail", "row train5 has", words, ": take preprocessor_config.json")
+    assert says(found(it)["image"], "fail", "row train5 has", words, "; take preprocessor_config.json")
 
 
 def test_dropout_fails(load):
     it = load()
     it.policy.model.config.text_config.attention_dropout = 0.1
-    assert says(found(it)["weights"], "fail", "dropout is 0.1: set attention_dropout in ", "config.json to 0")
+    assert says(
+        found(it)["weights"], "fail", "dropout 0.1; dropout makes", "set attention_dropout in ", "config.json to 0"
+    )
 
 
 @pytest.mark.parametrize("grade", ["unparsed", "right"])
@@ -93,7 +97,7 @@ def test_a_base_that_is_never_or_always_right_and_answers_that_cannot_be_read_ar
     reward = torch.full((16,), float(grade == "right"))
     monkeypatch.setattr(common, "reward", lambda batch, problems: (reward, [grade] * 16))
     gates = found(load())
-    assert says(gates["success"], "warn", f"{grade == 'right':.0%} of 16 rollouts right", "nothing to learn; look at")
+    assert says(gates["success"], "warn", f"{grade == 'right':.1%} of rollouts right", "nothing to learn from these")
     assert grade == "right" or says(gates["parsed"], "warn", "0% of answers can be read", "raise --max-new-tokens")
     assert "fail" not in {g["verdict"] for g in gates.values()}
 
@@ -101,7 +105,7 @@ def test_a_base_that_is_never_or_always_right_and_answers_that_cannot_be_read_ar
 def test_fewer_dead_groups_than_independent_answers_allow_are_warned_of(load, monkeypatch):
     one = lambda batch, problems: ((torch.arange(len(batch.text)) % 4 == 0).float(), ["right"] * len(batch.text))
     monkeypatch.setattr(common, "reward", one)
-    assert says(found(load(problems=20))["dead groups"], "warn", "0% of groups all wrong, but at")
+    assert says(found(load(problems=20))["dead groups"], "warn", "0% of groups all wrong", "; see in rollouts.jsonl")
 
 
 def test_after_training_the_gates_name_what_did_not_move_is_not_finite_or_was_not_saved(load, monkeypatch, capsys):
@@ -109,17 +113,19 @@ def test_after_training_the_gates_name_what_did_not_move_is_not_finite_or_was_no
         common.write_outputs(it.policy, it.processor, {}, it.args, it.run)
         return capsys.readouterr().out
 
-    it, name = load(steps=1, gates="warn"), "'model.language_model.norm.weight'"
-    assert f"warn  moved: 0 of 58 tensors differ from {it.args.model} after 1 steps: see" in write()
+    it, name = load(steps=1, gates="warn"), "model.language_model.norm.weight"
+    assert f"warn  moved: 0 of 58 tensors differ from {it.args.model} after 1 steps; see" in write()
     weight = it.policy.model.model.language_model.norm.weight.data
     weight.fill_(0.5)
     with monkeypatch.context() as m:
         m.setattr(common, "load_model", lambda path, dtype, load=common.load_model: load(it.args.model, dtype))
-        assert f"fail  saved: 1 tensors of {it.run.dir}/checkpoint are not those that answer, [{name}] first" in write()
+        assert f"fail  saved: 1 tensors of the checkpoint are not those that answer; first {name}:" in write()
     weight.fill_(math.nan)
     said = write()
-    assert f"fail  finite: 1 tensors are not finite, [{name}] first: train again with a lower --lr" in said
-    assert "pass  moved: 1 of 58" in said and "pass  saved: the checkpoint is the model that answers" in said
+    assert f"fail  finite: 1 tensors are not finite; first {name}: train again" in said
+    assert (
+        "pass  moved: 1 of 58" in said and "pass  saved: 0 tensors of the checkpoint are not those that answer" in said
+    )
 
 
 @pytest.mark.parametrize("gates, stops", [("stop", True), ("warn", False)])
