@@ -218,13 +218,15 @@ def test_the_entropy_that_is_logged_is_that_of_sampled_tokens(watch, make_args, 
 def test_the_gates_pass_on_the_tiny_world_and_fail_without_solutions_or_with_told_answers(load, monkeypatch):
     arm = load()
     verdicts = lambda pool: {
-        g["name"]: (g["verdict"], g["value"])
+        g["name"]: (g["verdict"], g["value"], g["text"])
         for g in common.hint_gates(arm.policy, arm.processor, pool, arm.args, arm.run)
     }
     good = verdicts(arm.pool)
-    assert good["solutions"] == ("pass", 1.0) and good["no leak"] == ("pass", 0)
+    assert good["solutions"][:2] == ("pass", 1.0) and good["no leak"] == ("pass", 0, "0 hints state the answer")
     bare = [p | dict(solution=[]) for p in arm.pool[:5]] + arm.pool[5:]
-    verdict, share = verdicts(bare)["solutions"]
+    verdict, share, text = verdicts(bare)["solutions"]
     assert verdict == "fail" and share == pytest.approx(1 - 5 / len(bare))
+    assert "shown in part; not train0, train1, train2: run data.pool.solutions, or" in text
     monkeypatch.setattr(common, "segments", lambda p, most=5: [f"So <answer>{p['answer']}</answer>", ""])
-    assert verdicts(arm.pool)["no leak"] == ("fail", len(arm.pool))
+    told = "23 hints state the answer; first train0, train1, train2: rewrite these rows' solutions"
+    assert verdicts(arm.pool)["no leak"] == ("fail", len(arm.pool), told)

@@ -251,19 +251,21 @@ def test_the_gates_pass_on_the_tiny_world_and_fail_for_a_blind_teacher(arm, teac
     other = common.load_frozen(teacher, arm.processor, arm.run)
     sets = common.load_sets(arm.args)
     check = lambda: {
-        g["name"]: (g["verdict"], g["value"])
+        g["name"]: (g["verdict"], g["value"], g["text"])
         for g in common.teacher_gates(other, arm.policy, arm.processor, arm.pool, sets, arm.args, arm.run)
     }
     good = check()
-    assert [verdict for verdict, _ in good.values()] == ["pass"] * 3 and good["teacher's eyes"][1] == 1
+    assert [verdict for verdict, *_ in good.values()] == ["pass"] * 3 and good["teacher's eyes"][1] == 1
     assert good["self-teaching"][1] == 0
     with torch.no_grad():  # every patch now looks the same
         for p in other.model.model.visual.merger.parameters():
             p.zero_()
-    assert check()["teacher's eyes"] == ("fail", 0)
+    *found, text = check()["teacher's eyes"]
+    assert found == ["fail", 0] and "0% of its scores change with the image; least that of row train" in text
     gap = common.teacher_gap
     monkeypatch.setattr(common, "teacher_gap", lambda *x: gap(*x) + 0.01)
-    assert check()["self-teaching"][0] == "fail"
+    verdict, _, text = check()["self-teaching"]
+    assert verdict == "fail" and "advantage of 1.0e-02 nats; teacher and student are not scored alike" in text
 
 
 def test_a_teacher_of_the_same_weights_has_no_gap_at_all(arm, world):

@@ -424,17 +424,18 @@ def test_the_heads_bias_decodes_to_any_rate(loss, rate, make_args, monkeypatch):
 
 
 @both
-def test_a_critic_that_starts_elsewhere_fails_its_gate(loss, make_args, sparse, monkeypatch):
+def test_a_critic_that_starts_elsewhere_fails_its_gate(loss, make_args, sparse, monkeypatch, capsys):
     monkeypatch.setattr(common.Critic, "start_at", lambda critic, bias: None)
     with pytest.raises(SystemExit, match="the gate value at start"):
         vapo.main(make_args(vapo, critic_loss=loss, steps=1, gates="stop", instruction="stop"))
+    assert "rollouts are right (paper: 3.6%); the head does not start at its bias: install" in capsys.readouterr().out
 
 
-def test_a_critic_no_better_than_a_constant_stops_the_run_before_the_policy_moves(make_args, sparse):
+def test_a_critic_no_better_than_a_constant_stops_the_run_before_the_policy_moves(make_args, sparse, capsys):
     args = make_args(vapo, steps=1, gates="stop", critic_lr=0.0)
     with pytest.raises(SystemExit, match="the gate critic failed"):
         vapo.main(args)
-    assert lines(args) == []
+    assert lines(args) == [] and "a constant 0%; 5% are wanted: raise --critic-lr or" in capsys.readouterr().out
 
 
 @pytest.fixture
