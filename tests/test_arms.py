@@ -1,5 +1,6 @@
 """Whole runs: what a run leaves behind, what a killed one loses (nothing), and what is refused, with a sentence."""
 
+import ast
 import importlib
 import json
 import math
@@ -453,6 +454,13 @@ def test_a_flag_that_does_not_exist_is_short_or_has_no_number_is_an_error(argv, 
     with pytest.raises(SystemExit) as refusal:
         common.parse(grpo.Args, argv)
     assert refusal.value.code == 2 and argv[0] in capsys.readouterr().err
+
+
+def test_progress_is_counted_in_things_that_have_a_name():
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("data/**/*.py")]:
+        calls = [x for x in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(x, ast.Call)]
+        bars = [x for x in calls if isinstance(x.func, ast.Name) and x.func.id == "tqdm"]
+        assert all("unit" in {k.arg for k in x.keywords} for x in bars), path
 
 
 def test_text_with_unusual_line_ends_survives_being_written_and_read(tmp_path):

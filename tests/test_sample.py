@@ -121,6 +121,14 @@ def test_ids_after_the_end_token_change_neither_log_probs_nor_loss(arm, batch):
     assert loss[0] == loss[1] != 0
 
 
+def test_answers_of_an_earlier_call_make_its_batch_again_without_running_the_model(arm, prefix, hinted, monkeypatch):
+    monkeypatch.setattr(common, "embed", None)
+    again = draw(arm, prefix=prefix, answers=[sampled for _, sampled in answers(hinted)])
+    assert not again.logp.any() and again.text == hinted.text and again.hint == hinted.hint
+    for name in ("ids", "attention", "positions", "forced", "mask", "finished", "image"):
+        assert torch.equal(vars(again)[name], vars(hinted)[name]), name
+
+
 # ---- log-probs
 
 

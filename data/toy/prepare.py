@@ -268,7 +268,8 @@ def sampler():
                 (HERE / model, part, group, hint, greedy, (world.SEED, key, hint, i), runs)
                 for i, part in enumerate(cut)
             ]
-            return [x for done in tqdm(pool.map(roll, jobs), f"{model}, {key}", len(jobs), leave=False) for x in done]
+            bar = tqdm(pool.map(roll, jobs), f"{model}, {key}", len(jobs), unit="50 rows", leave=False)
+            return [x for done in bar for x in done]
 
         yield ask
 
