@@ -212,9 +212,8 @@ class Run:
                 raise SystemExit(f"Can't write to {self.dir} ({error.strerror}): choose another --runs.") from None
         dist.barrier()
         if not appears(config):
-            raise SystemExit(
-                f"{config} was written by another node and isn't here: --runs has to be a folder that all share."
-            )
+            raise SystemExit(f"{config} was written by another node and isn't here: --runs has to be a folder that all "
+                             "share.")  # fmt: skip
 
     def begin(self, *key):
         """Seed torch by (seed, key, rank): a step is a pure function of its number, so that resuming costs nothing."""
@@ -420,9 +419,7 @@ class Policy(torch.nn.Module):
     def __init__(self, model, sampler, tokenizer):
         super().__init__()
         self.model, self.__dict__["sampler"] = model, sampler  # past nn.Module: its weights are not this module's
-        self.eos = tokenizer.convert_tokens_to_ids(
-            ["<|im_end|>", "<|endoftext|>"]
-        )  # Qwen2-VL ends an answer with either
+        self.eos = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])  # either ends an answer
         special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special and i not in self.eos]
         banned = torch.zeros(len(model.get_input_embeddings().weight))  # (V,)
         banned[len(tokenizer) :] = -math.inf  # the padded tail of the embedding is no token at all
@@ -717,9 +714,7 @@ def load_sets(args):
     """{name: rows} of the evaluation sets, loaded before training so that a bad one stops the run early."""
     paths = [path for path in args.eval.split(",") if path]
     if len({Path(path).stem for path in paths}) < len(paths):
-        raise SystemExit(
-            f"--eval {args.eval} names two files alike, and a set is known by its file's name: rename one."
-        )
+        raise SystemExit(f"--eval {args.eval} names two files alike, by which sets are known: rename one.")
     return {Path(path).stem: load_pool(path) for path in paths}
 
 
@@ -1277,6 +1272,10 @@ def stored_rollouts(policy, processor, pool, args, run):
 # ----------------------------------------------------------------------------------------------------------- 8 gates
 
 
+# nats a token by which two forwards may differ; under bf16 it is 0.016 at the 2B's shape, off by one position 0.05
+CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
+
+
 def gate(name, good, value, text, remedy="", bad="fail"):
     """One check: its figure, in words, and where it is not good, which row shows that and what to do about it."""
     verdict, text = ("pass", text) if good else (bad, f"{text}; {remedy}" if remedy else text)
@@ -1292,7 +1291,7 @@ def shared_gates(policy, processor, pool, args, run):
     rewards, grades = reward(batch, problems)
     gap = ((score(policy, batch, args) - batch.logp) * batch.mask).abs()
     m = run.mean(rollout_stats(batch, rewards, grades, args) | dict(gap=gap.sum() / batch.mask.sum()))
-    close = 1e-4 if run.dtype == torch.float32 else 0.03  # bf16: 0.016 at the 2B's shape, 0.05 off by one position
+    close = CLOSE[run.dtype]
     few = pool[:: math.ceil(len(pool) / 64)]
     odd = next(filter(None, (image_fault(p, policy, processor, run) for p in few)), None)
     lengths = [(processor.length(p), p["id"]) for p in pool[run.rank :: run.world]]
@@ -1390,7 +1389,7 @@ def teacher_gates(teacher, policy, processor, pool, sets, args, run):
     return [
         gate("teacher's eyes", m["sees"] == 1, m["sees"], f"{m['sees']:.0%} of its scores change with the image",
              f"least that of row {problems[seen.argmin()]['id']}: take another --teacher than {args.teacher}"),
-        gate("self-teaching", m["self"] < (1e-4 if run.dtype == torch.float32 else 0.3), m["self"],
+        gate("self-teaching", m["self"] < CLOSE[run.dtype], m["self"],
              f"a student that teaches itself has an advantage of {m['self']:.1e} nats",
              "teacher and student are not scored alike: install the versions of requirements.txt"),
         gate("ceiling", True, max(right.values(), default=0.0), f"the teacher, greedy: {ceiling}; KL {m['kl']:.2f}"),
@@ -1423,17 +1422,12 @@ def report_gates(gates, args, run, when="before training"):
         filed += [g | {"when": when} for g in gates]
         filed = {(g["when"], g["name"]): g for g in filed}  # one that is checked again keeps its place
         write_text(path, json.dumps({"gates": [*filed.values()]}, indent=1))
-        print(
-            f"{run.dir}: gates {when}",
-            *(f"  {g['verdict']}  {g['name']}: {g['text']}" for g in gates),
-            sep="\n",
-            flush=True,
-        )
+        told = [f"  {g['verdict']}  {g['name']}: {g['text']}" for g in gates]
+        print(f"{run.dir}: gates {when}", *told, sep="\n", flush=True)
     failed = [g["name"] for g in gates if g["verdict"] == "fail"]
     if failed and args.gates == "stop":
-        raise SystemExit(
-            f"{run.dir}: the gate {' and '.join(failed)} failed, see above; --gates warn goes on regardless."
-        )
+        names = " and ".join(failed)
+        raise SystemExit(f"{run.dir}: the gate {names} failed, see above; --gates warn goes on regardless.")
 
 
 # --------------------------------------------------------------------------------------------------------- 9 outputs
@@ -1442,9 +1436,7 @@ def report_gates(gates, args, run, when="before training"):
 def greedy_outputs(policy, processor, rows, args, run, desc=None):
     """Greedy answers to all rows, shared out over the ranks -> list of texts in the order of rows, on every rank."""
     single, share = replace(args, group=1), math.ceil(len(rows) / run.world)
-    mine = [
-        rows[i % len(rows)] for i in range(run.rank, share * run.world, run.world)
-    ]  # equal shares keep ranks in step
+    mine = [rows[i % len(rows)] for i in range(run.rank, share * run.world, run.world)]  # equal: ranks stay in step
     size, texts = args.problems * args.group // run.world, []
     with tqdm(desc=desc, total=len(rows), unit="answer", disable=desc is None or run.rank > 0, leave=False) as bar:
         for i in range(0, share, size):
@@ -1502,12 +1494,10 @@ def write_outputs(policy, processor, sets, args, run):
     lines = []
     for name, rows in sets.items():
         texts = greedy_outputs(policy, processor, rows, args, run, f"{run.dir.name}: answers to {name}")
-        lines += [
-            json.dumps(dict(set=name, id=p["id"], output=x), ensure_ascii=False)
-            for p, x in zip(rows, texts, strict=True)
-        ]
+        lines += [dict(set=name, id=p["id"], output=x) for p, x in zip(rows, texts, strict=True)]
     if run.rank == 0:
-        write_text(run.dir / "outputs.jsonl", "".join(line + "\n" for line in lines))
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_text(run.dir / "outputs.jsonl", text)
         shutil.rmtree(run.dir / "state", ignore_errors=True)
         tqdm.write(f"{run.dir}: finished. Next: python judge.py {run.dir.parent}/* --judge rule")
     dist.barrier()
