@@ -630,9 +630,8 @@ class Failed(Exception):
         self.wait = wait
 
 
-def endpoint(args):
+def endpoint(args, rule="The alternative without a model is --judge rule, which the tables name in their titles."):
     """Options and environment -> Api. Stops with a sentence where something is missing or would give the key away."""
-    rule = "The alternative without a model is --judge rule, which the tables name in their titles."
     if not (args.model and args.address):
         raise SystemExit(f"--judge api needs --model and --address (or JUDGE_MODEL, JUDGE_ADDRESS). {rule}")
     address = args.address.rstrip("/").removesuffix("/chat/completions")
@@ -732,12 +731,12 @@ def retry_after(text):
     return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else 0.0
 
 
-def call(item, api):
-    """One call -> (verdict, the model's name as the server gives it). Failed where that is no clean verdict, SystemExit
-    with a sentence where no repetition would cure it."""
+def complete(body, api):
+    """One call -> (what the model says, its name as the server gives it, whether the token limit cut it off). Failed
+    where it says nothing, SystemExit with a sentence where no repetition would cure it."""
     start = time.monotonic()
     try:
-        status, headers, text = post(api, request_body(item, api))
+        status, headers, text = post(api, body)
         wait = retry_after(headers.get("Retry-After", ""))
     except ssl.SSLCertVerificationError as error:
         raise SystemExit(f"{api.address} has no valid certificate: {error.verify_message}.") from None
@@ -759,11 +758,20 @@ def call(item, api):
         reply = json.loads(re.sub(r"\A(?:\s*:.*\n)+", "", text))  # comments that keep the connection alive
         (choice,) = reply["choices"]
         content, model = choice["message"]["content"] or "", api.hide(str(reply.get("model") or api.model))
-        clean = CLEAN.fullmatch(content)
+        blank, cut_off = not content.strip(), choice.get("finish_reason") == "length"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise Failed(f"malformed reply {api.hide(text)!r}") from None
+    if blank:
+        raise Failed("blank content")
+    return content, model, cut_off
+
+
+def call(item, api):
+    """One call for a verdict -> (verdict, model). Failed where it is none, SystemExit where another model answers."""
+    content, model, _ = complete(request_body(item, api), api)
+    clean = CLEAN.fullmatch(content)
     if not clean:
-        raise Failed(f"no clean verdict but {api.hide(content)!r}" if content.strip() else "blank content")
+        raise Failed(f"no clean verdict but {api.hide(content)!r}")
     if api.served not in ("", model):
         raise SystemExit(
             f"{api.address} answers as {model} now, the verdicts on file are by {api.served}: verdicts of different "
@@ -772,12 +780,12 @@ def call(item, api):
     return clean[1] == "true", model
 
 
-def ask(item, api, note):
+def ask(item, api, note, once=None):
     """Calls until there is a clean verdict, TRIES times at most -> (verdict, model), or Failed. `note(why)` hears of
-    every failure before the last."""
+    every failure before the last. `once` stands for `call` where something else than a verdict is asked for."""
     for attempt in range(TRIES):
         try:
-            return call(item, api)
+            return (once or call)(item, api)
         except Failed as failed:
             if failed.wait is None or attempt + 1 == TRIES:
                 raise
@@ -786,24 +794,27 @@ def ask(item, api, note):
         time.sleep(wait)
 
 
-def ask_all(jobs, api, workers, record, desc):
+def ask_all(jobs, api, workers, record, desc, answer=None, words=("verdict", "output", "right", "unjudged")):
     """Asks for every job, a pair (item, marks of its line), `workers` at a time -> [why, ...] of those left unjudged.
 
     `record(item, marks, verdict, model)` runs in this thread before another call takes the place of the one that ended,
     so `workers` calls are the most that any end of this process costs. It ends with a sentence at a failure that no
-    repetition cures, and when nothing but failures comes back.
+    repetition cures, and when nothing but failures comes back. `answer(item, api, note)` stands for `ask`, `words` for
+    what is asked for, of what, what is counted and what is left, where these are no verdicts.
     """
+    what, unit, good, rest = words
+    goes_on = GOES_ON.replace("verdict", what)
     events, waiting, unjudged, seen = queue.SimpleQueue(), deque(jobs), [], set()
     flying = asked = right = retries = streak = 0
 
     def fly(job):
         try:
-            outcome = ask(job[0], api, lambda why: events.put((None, why)))
+            outcome = (answer or ask)(job[0], api, lambda why: events.put((None, why)))
         except (Exception, SystemExit) as error:  # whatever it is, the main thread has to hear of it
             outcome = error
         events.put((job, outcome))
 
-    with tqdm(total=len(jobs), desc=desc, unit="output", disable=not jobs) as bar:
+    with tqdm(total=len(jobs), desc=desc, unit=unit, disable=not jobs) as bar:
         while waiting or flying:
             while waiting and flying < workers:
                 threading.Thread(target=fly, args=[waiting.popleft()], daemon=True).start()
@@ -823,13 +834,13 @@ def ask_all(jobs, api, workers, record, desc):
                 unjudged.append(str(outcome))
                 streak += 1
                 if streak >= (max(10, workers) if api.served else 1):
-                    raise SystemExit(f"{api.address} gives no verdicts, last: {outcome}. {GOES_ON}")
+                    raise SystemExit(f"{api.address} gives no {what}s, last: {outcome}. {goes_on}")
             elif isinstance(outcome, SystemExit):
-                raise SystemExit(f"{outcome} {GOES_ON}")
+                raise SystemExit(f"{outcome} {goes_on}")
             else:
                 raise outcome
             share = f"{right / max(asked, 1):.1%}"
-            bar.set_postfix_str(f"right {share}, unjudged {len(unjudged)}, retries {retries}", refresh=False)
+            bar.set_postfix_str(f"{good} {share}, {rest} {len(unjudged)}, retries {retries}", refresh=False)
             bar.update()
     return unjudged
 

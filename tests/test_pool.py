@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
@@ -457,8 +458,8 @@ def test_an_answer_that_the_limit_cut_off_is_told_from_one_that_cannot_be_read(m
 
 def test_measuring_uses_the_sampler_and_the_settings_of_training():
     default = {k: v for k, v in vars(grpo.Args()).items() if k not in ("name", "pool", "eval", "runs", "steps")}
-    for module in (measure, precondition, solutions):
-        assert {k: vars(module.Args())[k] for k in default} == default
+    for module, own in ((measure, {}), (precondition, {}), (solutions, dict(model=""))):  # an endpoint's, if any
+        assert {k: vars(module.Args())[k] for k in default} == default | own
 
 
 def test_a_measurement_that_was_killed_goes_on_with_other_processes_and_loses_nothing(
@@ -838,7 +839,7 @@ class Server(BaseHTTPRequestHandler):
         text = body["messages"][0]["content"][1]["text"]
         assert body["messages"][0]["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
         with self.server.lock:
-            self.server.seen.append((text, self.headers.get("Authorization"), body["model"]))
+            self.server.seen.append((text, self.headers.get("Authorization"), body))
             reply = self.server.script.pop(0) if self.server.script else self.server.good
         reply = reply(text) if callable(reply) else reply
         if isinstance(reply, int):
@@ -868,14 +869,14 @@ def server(pool, monkeypatch):
     good = lambda text: said(f"First look. Then read. <answer>{golds.get(text, 'no')}</answer>")
     server.script, server.seen, server.lock, server.good = [], [], threading.Lock(), good
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(solutions.time, "sleep", lambda seconds: None)
-    monkeypatch.setenv("OPENAI_API_KEY", "very-secret")
+    monkeypatch.setattr(judge, "PAUSE", 0.0)
+    monkeypatch.setenv("JUDGE_KEY", "very-secret")
     yield server
     server.shutdown()
 
 
 def asking(make_args, pool, tmp_path, world, server, **more):
-    more = dict(api=f"http://127.0.0.1:{server.server_port}/v1", api_model="m", workers=2) | more
+    more = dict(address=f"http://127.0.0.1:{server.server_port}/v1", model="m", workers=2) | more
     return solving(make_args, pool, tmp_path, world, **more)
 
 
@@ -886,16 +887,20 @@ def distinct(pool):
 
 
 def test_an_endpoint_is_asked_until_it_answers_and_its_key_is_written_nowhere(
-    make_args, pool, tmp_path, world, server, capsys
+    make_args, pool, tmp_path, world, server, capsys, monkeypatch
 ):
     golds = {judge.prompt_text(row): row["answer"] for row in common.read_jsonl(distinct(pool))}
     server.good = lambda text: said(f"First look. Then read. <answer>{golds[text]}</answer>")
-    server.script = [429, 500, said(""), said(None), {"choices": []}, {"error": "?"}, b'{"choices": [', 503, [], 529]
-    solutions.main(asking(make_args, pool, tmp_path, world, server, retries=20))
+    server.script = [429, 500, said("\ud800, no"), said(""), said(None), {"choices": []}, {"error": "?"}]
+    server.script += [b'{"choices": [', 503, [], 529]
+    monkeypatch.setattr(judge, "TRIES", 20)
+    solutions.main(asking(make_args, pool, tmp_path, world, server, extra='{"top_p": 0.9, "temperature": null}'))
     made = common.load_pool(pool)
     assert [row["solution_source"] for row in made] == ["book"] + ["api"] * 5
     assert all(row["teacher"] is None for row in made), "an endpoint's tokens are not the teacher's"
-    assert {key for _, key, _ in server.seen} == {"Bearer very-secret"} and len(server.seen) == 15
+    assert {key for _, key, _ in server.seen} == {"Bearer very-secret"} and len(server.seen) == 16
+    settings = dict(model="m", max_tokens=20, top_p=0.9)
+    assert all({k: v for k, v in body.items() if k != "messages"} == settings for *_, body in server.seen)
     assert not [x for x in tmp_path.rglob("*") if x.is_file() and b"very-secret" in x.read_bytes()]
     assert "very-secret" not in "".join(capsys.readouterr())
 
@@ -907,9 +912,11 @@ def test_a_row_whose_requests_failed_stays_open_and_is_asked_on_the_next_call(
     unlucky = next(text for text in golds if "train3" in text)
     answer = lambda text: said(f"First look. Then read. <answer>{golds[text]}</answer>")
     server.good = lambda text: 500 if text == unlucky else answer(text)
-    args = asking(make_args, pool, tmp_path, world, server, retries=3)
-    solutions.main(args)
-    assert "1 are still open (call again)" in capsys.readouterr().out
+    args = asking(make_args, pool, tmp_path, world, server)
+    for _ in range(2):  # the second time it is the only row that is asked
+        solutions.main(args)
+        printed = capsys.readouterr()
+        assert "1 are still open (call again)" in printed.out and "open 1, retries 5" in printed.err
     assert [row["solution_source"] for row in common.load_pool(pool)] == ["book", "api", "api", None, "api", "api"]
     server.good, asked = answer, len(server.seen)
     solutions.main(args)
@@ -934,22 +941,64 @@ def test_wrong_and_cut_answers_are_no_solutions_and_the_gold_is_told_last(make_a
     assert {x["grade"] for x in lines["train2"]["answers"]} == {"cut"}
 
 
-@pytest.mark.parametrize("code, words", [
-    (401, "answered 401: the key is missing or wrong .set OPENAI_API_KEY"), (402, "answered 402: the account is empty"),
-    (302, "answered 302: it redirects"),
-    (422, "answered 422: it takes no such request"), (404, "answered 404: there is no such address or model"),
+@pytest.mark.parametrize("reply, words", [
+    (401, "the key is missing, wrong or not for this model .status 401"), (402, "the account has no balance left"),
+    (302, "it redirects; give the address that it leads to as --address"), (422, "status 422"), (404, "status 404"),
+    (500, "gives no answers, last: status 500"), (b"torn", "gives no answers, last: malformed reply"),
 ])  # fmt: skip
-def test_what_no_repetition_will_mend_stops_with_a_sentence(make_args, pool, tmp_path, world, server, code, words):
-    server.good = code
-    before = Path(pool).read_bytes()
+@pytest.mark.parametrize("late", [False, True])
+def test_an_endpoint_that_fails_for_good_is_left_with_a_sentence_and_what_it_gave_is_kept(
+    make_args, pool, tmp_path, world, server, reply, words, late, monkeypatch
+):
+    """At its first answer, and after some, where a streak of failures shows that it is gone."""
+    monkeypatch.setattr(judge, "TRIES", 2)
+    row = common.read_jsonl(pool)[1]
+    made = [row | dict(id=f"train{i}", question=f"{row['question']} {i}") for i in range(40)]
+    before = Path(write_lines(pool, made)).read_bytes()
+    answer = said(f"First look. Then read. <answer>{row['answer']}</answer>")
+    server.good, server.script = reply, [answer] * 9 * late
+    args = asking(make_args, pool, tmp_path, world, server)
+    with pytest.raises(SystemExit, match=f"{words}.* Every answer so far is on disk, and the same command goes on"):
+        solutions.main(args)
+    assert Path(pool).read_bytes() == before and len(server.seen) < 9 + 2 * 22
+    kept, asked = lines_of(tmp_path / "p" / "solutions-s0"), len(server.seen)
+    assert 9 * late - 1 <= len(kept) <= 9 * late, "the last good answer may come in after the failure"
+    server.good = answer
+    solutions.main(args)
+    assert all(row["solution_source"] == "api" for row in common.load_pool(pool))
+    assert not kept.keys() & {f"train{text.split()[-1]}" for text, *_ in server.seen[asked:]}, "nobody is asked twice"
+
+
+def test_a_request_ends_at_its_deadline(make_args, pool, tmp_path, world, server, monkeypatch, capsys):
+    monkeypatch.setattr(judge, "TRIES", 1)
+    server.good = lambda text: (time.sleep(2), said("late"))[1]
+    with pytest.raises(SystemExit, match="gives no answers, last: no answer in 0.3 s"):
+        solutions.main(asking(make_args, pool, tmp_path, world, server, deadline=0.3))
+
+
+@pytest.mark.parametrize("change, words", [
+    (dict(model=""), "--address takes the name of a model, too: --model NAME"),
+    (dict(address="https://host/v1", key_env="NONE"), "needs a key: .* as NONE. Without --address the teacher answers"),
+    (dict(address="https://host/v1?key=1"), "--address is what stands before /chat/completions"),
+    (dict(extra="{"), "--extra { is not JSON"), (dict(extra="[]"), "--extra is a JSON object"),
+    (dict(workers=0), "--tries, --workers and --deadline are above zero"),
+    (dict(tries=0), "--tries, --workers and --deadline are above zero"),
+])  # fmt: skip
+def test_an_endpoint_that_cannot_be_asked_is_refused(make_args, pool, tmp_path, world, server, change, words):
     with pytest.raises(SystemExit, match=words):
-        solutions.main(asking(make_args, pool, tmp_path, world, server))
-    assert Path(pool).read_bytes() == before and len(server.seen) <= 4 * 2
+        solutions.main(asking(make_args, pool, tmp_path, world, server, **change))
+    assert not (tmp_path / "p").exists() and not server.seen
 
 
-def test_an_endpoint_takes_a_models_name(make_args, pool, tmp_path, world, server):
-    with pytest.raises(SystemExit, match="--api takes the name of a model, too"):
-        solutions.main(asking(make_args, pool, tmp_path, world, server, api_model=""))
+@pytest.mark.parametrize("address, warned", [
+    ("http://192.0.2.1/v1", True), ("http://localhost:8000/v1", False), ("https://host/v1", False),
+])  # fmt: skip
+def test_a_key_on_its_way_over_an_open_line_is_warned_of(address, warned, monkeypatch, capsys):
+    monkeypatch.setenv("JUDGE_KEY", "very-secret")
+    assert "very-secret" not in repr(solutions.endpoint(solutions.Args(address=address, model="m")))
+    printed = capsys.readouterr().out
+    assert ("is not encrypted: whoever sees the traffic sees the key in JUDGE_KEY" in printed) == warned
+    assert "very-secret" not in printed
 
 
 # ---- all of it

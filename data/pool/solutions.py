@@ -1,7 +1,9 @@
 """Reference solutions for the pool's rows that have none, and stored teacher answers for replay.
 
-    torchrun --nproc_per_node 8 -m data.pool.solutions                            the teacher, by training's own sampler
-    python -m data.pool.solutions --api https://HOST/v1 --api-model NAME          any OpenAI-compatible endpoint
+    torchrun --nproc_per_node 8 -m data.pool.solutions                      the teacher, by training's own sampler
+    python -m data.pool.solutions --address https://HOST/v1 --model NAME    any OpenAI-compatible endpoint
+
+The endpoint's key is read from JUDGE_KEY in the environment, as judge.py reads its own.
 
 A solution is kept when its final answer is the gold and some of it can be shown without giving that away: the shortest
 of those with some steps. Where none of `tries` is, one is asked for with the gold told ("rationalised"), if at all.
@@ -10,26 +12,23 @@ the run's folder; called again, only rows without an answer are asked. The pool'
 """
 
 import base64
-import http.client
 import io
 import json
 import os
-import random
 import re
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections import Counter, deque
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import common  # isort: skip  # first: it says in a sentence which package is missing
 import torch.distributed as dist
 from tqdm import tqdm
 
 import grpo
+import judge
 from data import convert
 from data.pool import measure
 from judge import grade, letters, pick, prompt_text, read_jsonl
@@ -46,11 +45,12 @@ class Args(grpo.Args):
     tries: int = 8  # answers to a row
     rationalise: int = 2  # answers with the gold told, where none of the others will do; 0 for never
     batch: int = 256  # the teacher's answers at a time on one process
-    api: str = ""  # address of an endpoint, up to /v1; none: the teacher answers
-    api_model: str = ""
-    key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key; it is written nowhere
+    address: str = ""  # of an endpoint, what stands before /chat/completions; none: the teacher answers
+    model: str = ""  # of the endpoint
+    key_env: str = "JUDGE_KEY"  # the environment variable with the endpoint's key, which is written nowhere
+    extra: str = "{}"  # JSON, more fields of a request; null removes one
     workers: int = 16  # requests at a time
-    retries: int = 6  # of a failed request, ever longer apart
+    deadline: float = 180.0  # seconds for one request
 
 
 TOLD = (
@@ -59,7 +59,7 @@ TOLD = (
 )
 MENTIONS = r"\b(?:known|given|provided|correct|stated|reference) (?:final )?answer\b|\bremark\b|\bas if\b"
 OURS = ("teacher", "api", "rationalised")  # sources of solutions that are made here
-SAME = "pool instruction temperature max_new_tokens max_pixels seed teacher api api_model".split()
+SAME = "pool instruction temperature max_new_tokens max_pixels seed teacher address model extra".split()
 
 
 # ------------------------------------------------------------------------------------------------------ what is kept
@@ -170,98 +170,63 @@ def fingerprint(row):
 
 # ------------------------------------------------------------------------------------------------------ the endpoint
 
-FINAL = {401: "the key is missing or wrong (set {key})", 402: "the account is empty", 403: "the key may not do this",
-         404: "there is no such address or model", 422: "it takes no such request",
-         **dict.fromkeys((301, 302, 303, 307, 308), "it redirects; give the address that it leads to")}  # fmt: skip
+
+def endpoint(args):
+    """The address, called as the judge calls its own but with this sampler's settings -> judge.Api."""
+    if not args.model:
+        raise SystemExit("--address takes the name of a model, too: --model NAME.")
+    try:
+        extra = json.loads(args.extra)
+    except json.JSONDecodeError as error:
+        raise SystemExit(f"--extra {args.extra} is not JSON ({error.msg}).") from None
+    flags = vars(args) | dict(extra=extra, dry_run=False)
+    api = judge.endpoint(SimpleNamespace(**flags), "Without --address the teacher answers.")
+    limits = dict(temperature=args.temperature, max_tokens=args.max_new_tokens)
+    api.settings = {k: v for k, v in (limits | extra).items() if v is not None}
+    return api
 
 
-class Stay(urllib.request.HTTPRedirectHandler):
-    """A redirect is an error: it would take the key along to wherever it leads."""
-
-    def redirect_request(self, *_):
-        return None
-
-
-OPENER = urllib.request.build_opener(Stay)
-
-
-def ask(row, args):
-    """One answer of the endpoint -> {grade, text}, or None where it failed for good this time.
-
-    Failed requests (429, 5xx, time-outs, torn, blank or odd replies) are repeated, each time after a longer pause.
-    """
+def request_body(row, args, api):
+    """The JSON of one request, as bytes: the picture as PNG, then the question as the teacher reads it."""
     picture = io.BytesIO()
     common.load_image(row["image"]).save(picture, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}"
     content = [{"type": "image_url", "image_url": {"url": url}},
                {"type": "text", "text": prompt_text(row, args.instruction)}]  # fmt: skip
-    body = dict(model=args.api_model, messages=[{"role": "user", "content": content}], temperature=args.temperature,
-                max_tokens=args.max_new_tokens)  # fmt: skip
-    head = {"Content-Type": "application/json"}
-    if key := os.environ.get(args.key_env):
-        head["Authorization"] = f"Bearer {key}"
-    request = urllib.request.Request(f"{args.api.rstrip('/')}/chat/completions", json.dumps(body).encode(), head)
-    for attempt in range(args.retries):
-        pause = min(60, 2**attempt) * random.uniform(0.5, 1)
-        try:
-            with OPENER.open(request, timeout=180) as response:
-                reply = json.load(response)
-        except urllib.error.HTTPError as error:
-            if error.code in FINAL:
-                why = FINAL[error.code].format(key=args.key_env)
-                raise SystemExit(f"{args.api} answered {error.code}: {why}. Nothing is lost; call again.") from None
-            if error.code == 400:
-                return None  # this one row's request is refused
-            after = error.headers.get("Retry-After", "")
-            pause = min(60, int(after)) if after.isdigit() else pause
-        except (OSError, http.client.HTTPException, ValueError):
-            pass  # no connection, a time-out, a torn reply
-        else:
-            if (answer := read_reply(reply, row)) is not None:
-                return answer
-        time.sleep(pause)
-    return None
+    body = api.settings | dict(model=api.model, messages=[{"role": "user", "content": content}])
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def read_reply(reply, row):
-    """A reply -> {grade, text}; None where it holds no text."""
-    if not isinstance(reply, dict) or not isinstance(found := reply.get("choices"), list) or not found:
-        return None
-    message = found[0].get("message") if isinstance(found[0], dict) else None
-    text = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(text, str) or not text.strip():
-        return None
-    cut = found[0].get("finish_reason") == "length"
-    return dict(grade="cut" if cut else grade(text, row["answer"], row["choices"]), text=text)
-
-
-def ask_row(row, args):
-    """A row asked until a solution will do -> its line, or None where a request failed: the next call asks it again."""
-    answers, told = [], []
+def ask_row(row, api, note, args):
+    """A row asked until a solution will do -> (whether one did, the model's name, its line). judge.Failed where a
+    request failed for good: the row stays open, and the next call asks it again."""
+    answers, told, kept = [], [], None
+    once = lambda problem, api: judge.complete(request_body(problem, args, api), api)
     for number in range(args.tries + args.rationalise):
         late = number >= args.tries
-        answer = ask(with_gold(row) if late else row, args)
-        if answer is None:
-            return None
-        (told if late else answers).append(answer | {"ids": None})
-        if answer["grade"] == "right" and (solution := choose(row, [answer["text"]], told=late)):
-            return line(row, args.api_model, ("rationalised" if late else "api", solution), answers, told)
-    return line(row, args.api_model, None, answers, told)
-
-
-def by_endpoint(rows, args):
-    """Rows asked `workers` at a time -> yields [line], or [] for a row that stays open."""
-    with ThreadPoolExecutor(args.workers) as pool:
-        waiting = deque()
-        for row in rows:
-            waiting.append(pool.submit(ask_row, row, args))
-            if len(waiting) >= 2 * args.workers:
-                yield [x] if (x := waiting.popleft().result()) else []
-        while waiting:
-            yield [x] if (x := waiting.popleft().result()) else []
+        text, model, cut = judge.ask(with_gold(row) if late else row, api, note, once)
+        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair, which no file takes, becomes "?"
+        word = "cut" if cut else grade(text, row["answer"], row["choices"])
+        (told if late else answers).append(dict(grade=word, text=text, ids=None))
+        if word == "right" and (solution := choose(row, [text], told=late)):
+            kept = "rationalised" if late else "api", solution
+            break
+    return kept is not None, model, line(row, model, kept, answers, told)
 
 
 # -------------------------------------------------------------------------------------------------------------- main
+
+
+def solve(left, total, args, run):
+    """This process's share of the rows that are left, by the teacher; each batch is filed as it is done."""
+    mine, solved, asked = left[run.rank :: run.world], 0, 0
+    bar = tqdm(desc=f"{run.dir}", total=total, initial=total - len(left), unit="row", disable=run.rank > 0)
+    for lines in by_teacher(mine, args, run) if mine else []:
+        common.append_jsonl(run.dir / f"rollouts-{run.rank}.jsonl", *lines)
+        solved, asked = solved + sum(bool(x["solution"]) for x in lines), asked + len(lines)
+        bar.update(min(len(lines) * run.world, bar.total - bar.n))
+        bar.set_postfix_str(f"{solved / max(1, asked):.0%} with a solution")
+    bar.close()
 
 
 def attach(path, found):
@@ -277,29 +242,27 @@ def attach(path, found):
 
 
 def main(args):
-    if args.api and not args.api_model:
-        raise SystemExit("--api takes the name of a model, too: --api-model NAME.")
-    run, path = measure.start(args, SAME), Path(args.pool)
-    if args.api and run.world > 1:
-        raise SystemExit("--api needs no GPU and one process: python -m data.pool.solutions --api ...")
+    if min(args.tries, args.workers, args.deadline) <= 0:
+        raise SystemExit("--tries, --workers and --deadline are above zero.")
+    api, path = endpoint(args) if args.address else None, Path(args.pool)
     rows = common.load_pool(path, decode=False)
+    if api and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise SystemExit("--address takes one process and no GPU: python -m data.pool.solutions --address ...")
+    run = measure.start(args, SAME)
     own = {row["id"] for row in rows if row.get("solution_source") not in (None, *OURS) and usable(row)}
     whole = lambda x: len(x["answers"]) >= args.tries and len(x["told"]) >= args.rationalise
     done = {(x["id"], x["row"]) for x in measure.read_measured(run.dir)
             if x["solution"] or x["id"] in own or whole(x)}  # fmt: skip
     dist.barrier()  # all have read before the first writes
     left = [row for row in rows if (row["id"], fingerprint(row)) not in done]
-    if args.api:  # it stores no teacher answers, so it need not see rows that come with a solution
+    if api:  # it stores no teacher answers, so it need not see rows that come with a solution
         left = [row for row in left if row["id"] not in own]
-    mine = left[run.rank :: run.world]
-    bar = tqdm(desc=f"{run.dir}", total=len(rows), initial=len(rows) - len(left), unit="row", disable=run.rank > 0)
-    solved = asked = 0
-    for lines in by_endpoint(mine, args) if args.api else by_teacher(mine, args, run) if mine else []:
-        common.append_jsonl(run.dir / f"rollouts-{run.rank}.jsonl", *lines)
-        solved, asked = solved + sum(bool(x["solution"]) for x in lines), asked + len(lines)
-        bar.update(min(len(lines) * run.world, bar.total - bar.n))
-        bar.set_postfix_str(f"{solved / max(1, asked):.0%} with a solution")
-    bar.close()
+        api.served = next((x["model"] for x in measure.read_measured(run.dir)), "")
+        record = lambda row, marks, solved, model, new: common.append_jsonl(run.dir / "rollouts-0.jsonl", new)
+        answer, words = partial(ask_row, args=args), ("answer", "row", "with a solution", "open")
+        judge.ask_all([(row, {}) for row in left], api, args.workers, record, f"{run.dir}", answer, words)
+    else:
+        solve(left, len(rows), args, run)
     dist.barrier()
     if run.rank == 0:
         found = {(x["id"], x["row"]): x for x in measure.read_measured(run.dir)}
