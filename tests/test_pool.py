@@ -495,13 +495,31 @@ def test_a_measurement_that_was_killed_goes_on_with_other_processes_and_loses_no
     assert [x["id"] for x in found].count("train0") == 2, "a row that has changed is measured again"
 
 
-@pytest.mark.parametrize("flag", ["temperature", "max_new_tokens", "instruction", "rollouts", "readable"])
+@pytest.mark.parametrize("flag", ["temperature", "max_new_tokens", "instruction", "rollouts", "readable", "pool"])
 def test_measurements_of_other_settings_never_mix(make_args, rows, tmp_path, flag):
     args = measuring(make_args, rows, tmp_path / "p", rollouts="4", limit=1)
     measure.main(args)
-    other = {"temperature": 0.7, "max_new_tokens": 9, "instruction": "Say it.", "rollouts": "8", "readable": 0.5}[flag]
+    other = {"temperature": 0.7, "max_new_tokens": 9, "instruction": "Say it.", "rollouts": "8", "readable": 0.5}
+    other = (other | dict(pool=write_lines(tmp_path / "other.jsonl", common.read_jsonl(rows))))[flag]
     with pytest.raises(SystemExit, match=rf"was measured with --{flag.replace('_', '-')} .* use the same flags, or"):
         measure.main(replace(args, **{flag: other}))
+
+
+@pytest.mark.parametrize("rollouts", ["4,x", "", "0", "4,,4", "-4"])
+def test_rounds_that_are_no_numbers_are_refused(make_args, rows, tmp_path, rollouts):
+    with pytest.raises(SystemExit, match=f"--rollouts {rollouts} has to be the sizes of rounds, such as 16,16,32,64"):
+        measure.main(measuring(make_args, rows, tmp_path / "p", rollouts=rollouts))
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("module, more", [
+    (measure, {}), (precondition, dict(rollouts=4)), (solutions, {}),
+    (solutions, dict(address="http://localhost", model="m")),
+])  # fmt: skip
+def test_a_wrong_pool_leaves_nothing_behind(make_args, tmp_path, module, more):
+    with pytest.raises(SystemExit, match="gone.jsonl does not exist"):
+        module.main(measuring(make_args, str(tmp_path / "gone.jsonl"), tmp_path / "p", module, **more))
+    assert not (tmp_path / "p").exists()
 
 
 def test_two_processes_share_the_rows_out(make_args, rows, tmp_path):
@@ -651,8 +669,8 @@ def test_rows_that_were_all_wrong_in_few_rollouts_come_back_to_the_mean():
 
 def measured(rates, n, draw, shown=0.0):
     """Lines of rows whose n rollouts are right at the given rates."""
-    return [dict(shown=shown, hint=int(10 * shown), profile=profile(n, sum(draw.random() < p for _ in range(n))))
-            for p in rates]  # fmt: skip
+    return [dict(id=i, shown=shown, hint=int(10 * shown), profile=profile(n, sum(draw.random() < p for _ in range(n))))
+            for i, p in enumerate(rates)]  # fmt: skip
 
 
 def test_the_all_wrong_share_is_that_of_every_possible_group():
@@ -692,8 +710,35 @@ def test_the_gates_pass_on_a_pool_like_the_papers_and_each_fails_on_what_it_is_f
     assert failed(measured(rates, 8, draw) + measured(rates, 8, draw, 0.5)) == ["hints unlock"]
     unread = [x | dict(profile=x["profile"] | dict(formatted=3)) for x in good]
     assert failed(unread) == ["readable"]
-    impossible = [dict(shown=0.0, hint=0, profile=profile(8, 1))] * 640  # no group is all wrong at 12 % right
+    impossible = [dict(id=0, shown=0.0, hint=0, profile=profile(8, 1))] * 640  # no group is all wrong at 12 % right
     assert "consistent" in failed(impossible)
+
+
+def shown(counts, share):
+    """Lines of rows 0, 1, ... with so many of eight rollouts right."""
+    return [dict(id=i, shown=share, hint=1, profile=profile(8, n)) for i, n in enumerate(counts)]
+
+
+@pytest.mark.parametrize("without, half, others, verdict", [
+    ([0] * 90 + [1] * 10, [0] * 50 + [1] * 50, [], "pass"),
+    ([0] * 80 + [2] * 20, [0] * 75 + [3] * 25, [], "fail"),  # sure, but not twice as often right
+    ([0] * 9 + [1], [0] * 9 + [2], [], "fail"),  # twice as often right, but by one row
+    ([0] * 90 + [1] * 10, [0] * 50 + [1] * 50, [4] * 100, "pass"),  # rows that get no hint are no measure of one
+    ([0] * 50 + [1] * 50, [0] * 30 + [1] * 70, [0] * 900, "fail"),
+    ([1] * 50, [2] * 50, [], "pass"),  # every row gains
+    ([8] * 5 + [0] * 395, [8] * 10 + [0] * 390, [], "pass"),  # rows differ more than what a hint does to each
+])  # fmt: skip
+def test_what_a_hint_adds_is_measured_row_by_row(without, half, others, verdict):
+    found = precondition.figures(shown(without + others, 0.0) + shown(half, 0.5), 8)
+    gains = [(b - a) / 8 for a, b in zip(without, half, strict=True)]
+    lift, n = sum(gains) / len(gains), len(gains)
+    assert found["0.5"]["gain"] == pytest.approx(lift) and found["0.0"]["gain"] == 0
+    assert found["0.5"]["gain_error"] == pytest.approx((sum((x - lift) ** 2 for x in gains) / n) ** 0.5 / n**0.5)
+    assert found["0.5"]["right_without"] == pytest.approx(sum(without) / 8 / n)
+    gate = next(g for g in precondition.gates(found, 1.0, 8) if g["name"] == "hints unlock")
+    pool = sum(without + others) / 8 / len(without + others)
+    assert f"with none {sum(without) / 8 / n:.1%} on the same {n} rows, {pool:.1%} on all" in gate["text"]
+    assert gate["verdict"] == verdict
 
 
 def test_hints_grow_with_the_share_shown_and_never_hold_the_answer():
@@ -710,11 +755,13 @@ def test_hints_grow_with_the_share_shown_and_never_hold_the_answer():
 
 @pytest.mark.parametrize("change, words", [
     (dict(rollouts=3), "--rollouts 3: it takes a group of 4 at least"),
-    (dict(shown="0.5"), "--shown 0.5 has to hold 0, the rollouts without a hint"),
+    *((dict(shown=x), f"--shown {x} has to be shares of a solution, such as .* 0 among them, the rollouts without a")
+      for x in ("0.5", "0,half", "", "0,,0.5", "0,-1", "0,50", "0,inf")),
 ])  # fmt: skip
 def test_a_precondition_that_could_not_be_told_is_refused(make_args, rows, tmp_path, change, words):
     with pytest.raises(SystemExit, match=words):
-        precondition.main(measuring(make_args, rows, tmp_path, precondition, **(dict(rollouts=4) | change)))
+        precondition.main(measuring(make_args, rows, tmp_path / "p", precondition, **(dict(rollouts=4) | change)))
+    assert not (tmp_path / "p").exists()
 
 
 def test_the_toys_preconditions_were_measured_on_the_pool_as_it_is():
@@ -736,6 +783,7 @@ CHOICE = ROW | dict(answer="B", kind="choice", choices=["11", "12"])
     (ROW, "<answer>12</answer>", "nothing to show"),
     (ROW, "It is 12. <answer>12</answer>", "nothing to show"),
     (ROW, "Look at <|image_pad|>. Add. <answer>12</answer>", "speaks of the gold"),
+    (ROW, "So x is 12 for this one and later y is 13. Add 1. Add 2. Add 3. Go on. <answer>12</answer>", "leaks"),
 ])  # fmt: skip
 def test_an_answer_is_kept_where_it_is_right_and_can_be_shown_in_part(row, text, why):
     solution, reason = solutions.make_solution(row, text)
@@ -866,6 +914,7 @@ def said(text, finish="stop"):
 def server(pool, monkeypatch):
     golds = {judge.prompt_text(row): row["answer"] for row in common.read_jsonl(pool)}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    server.handle_error = lambda *_: None  # whoever asked hangs up at the deadline
     good = lambda text: said(f"First look. Then read. <answer>{golds.get(text, 'no')}</answer>")
     server.script, server.seen, server.lock, server.good = [], [], threading.Lock(), good
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ class Args(grpo.Args):  # rollouts are those of training: its defaults, its flag
     batch: int = 512  # answers at a time on one process
 
 
-SAME = "model instruction temperature max_new_tokens max_pixels rollouts readable right seed".split()
+SAME = "model pool instruction temperature max_new_tokens max_pixels rollouts readable right seed".split()
 
 
 def start(args, same=SAME):
@@ -101,8 +102,9 @@ def goes_on(profile, args):
 
 
 def main(args):
-    run = start(args)
-    rows = common.load_pool(args.pool, decode=False)
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", args.rollouts):
+        raise SystemExit(f"--rollouts {args.rollouts} has to be the sizes of rounds, such as 16,16,32,64.")
+    rows, run = common.load_pool(args.pool, decode=False), start(args)
     random.Random(args.seed).shuffle(rows)
     rows = rows[: args.limit or len(rows)]
     done = {(x["id"], x["row"]) for x in read_measured(run.dir)}

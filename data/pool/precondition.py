@@ -10,6 +10,7 @@ where `analyze.py sparsity` finds them. Resumable.
 import json
 import math
 import random
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Args(grpo.Args):
     batch: int = 512  # answers at a time on one process
 
 
-SAME = [*(k for k in measure.SAME if k not in ("readable", "right")), "pool"]
+SAME = [k for k in measure.SAME if k not in ("readable", "right")]
 STALLS, READABLE, SOLVED = 0.75, 0.75, 0.9  # the least share of all-wrong groups, readable answers, solved rows
 
 
@@ -57,18 +58,21 @@ def figures(lines, group):
     """Measured lines (one a row and share) -> {share: {rows, hinted, right, error, all_wrong, floor, ceiling, ...}}.
 
     Bounds of all_wrong = E[(1-p)^G] for independent rollouts, whatever the spread of p over rows: at least
-    (1 - E[p])^G by Jensen, at most 1 - E[p]. Errors are standard errors over rows.
+    (1 - E[p])^G by Jensen, at most 1 - E[p]. Errors are standard errors over rows. `right_without` is of the same rows
+    without a hint (only rows with a solution get one), `gain` the mean of the differences, row by row.
     """
-    found = {}
+    rate = lambda x: x["profile"]["correct"] / x["profile"]["n"]
+    found, without = {}, {x["id"]: rate(x) for x in lines if x["shown"] == 0}
     for share in sorted({x["shown"] for x in lines}):
         some = [x for x in lines if x["shown"] == share]
         mean = lambda f, some=some: sum(map(f, some)) / len(some)
-        p = mean(lambda x: x["profile"]["correct"] / x["profile"]["n"])
+        gain = lambda x: rate(x) - without[x["id"]]
+        p, lift = mean(rate), mean(gain)
         dead = mean(lambda x: all_wrong(x["profile"], group))
         error = lambda f, m: math.sqrt(mean(lambda x: (f(x) - m) ** 2) / len(some))  # noqa: B023
         found[str(share)] = dict(
             rows=len(some), rollouts=sum(x["profile"]["n"] for x in some), hinted=mean(lambda x: x["hint"] > 0),
-            right=p, right_error=error(lambda x: x["profile"]["correct"] / x["profile"]["n"], p),
+            right=p, right_error=error(rate, p), right_without=p - lift, gain=lift, gain_error=error(gain, lift),
             all_wrong=dead, all_wrong_error=error(lambda x: all_wrong(x["profile"], group), dead),
             floor=(1 - p) ** group, ceiling=1 - p,
             readable=mean(lambda x: x["profile"]["formatted"] / x["profile"]["n"]),
@@ -96,22 +100,25 @@ def gates(found, solved, group):
                     f"{solved:.0%} of the pool's rows have a solution that can be shown in part, at least "
                     f"{SOLVED:.0%} wanted: python -m data.pool.solutions"),
     ]  # fmt: skip
-    if (half := found.get("0.5")) and half["rows"]:
-        shown = ", ".join(f"{float(k):.0%} {x['right']:.1%}" for k, x in found.items())
-        sure = half["right"] - base["right"] > 2 * math.hypot(half["right_error"], base["right_error"])
-        rows.append(common.gate("hints unlock", sure and half["right"] >= 2 * base["right"], half["right"],
-                                f"right by share of solution shown: {shown} (paper: half, 7.2 to 34.4%)"))  # fmt: skip
+    if half := found.get("0.5"):
+        shown = ", ".join(f"{float(k):.0%} {x['right']:.1%}" for k, x in found.items() if k != "0.0")
+        sure = half["gain"] > 2 * half["gain_error"] and half["right"] >= 2 * half["right_without"]
+        rows.append(common.gate("hints unlock", sure, half["right"],
+                    f"right by share of solution shown: {shown}; with none {half['right_without']:.1%} on the same "
+                    f"{half['rows']} rows, {base['right']:.1%} on all {base['rows']}; half adds {half['gain']:.1%} +- "
+                    f"{2 * half['gain_error']:.1%} (paper: half, 7.2 to 34.4%)"))  # fmt: skip
     return rows
 
 
 def main(args):
     if args.rollouts < args.group:
         raise SystemExit(f"--rollouts {args.rollouts}: it takes a group of {args.group} at least.")
-    shares = [float(x) for x in args.shown.split(",")]
-    if 0 not in shares:
-        raise SystemExit(f"--shown {args.shown} has to hold 0, the rollouts without a hint.")
-    run, path = measure.start(args, SAME), Path(args.pool)
-    rows = common.load_pool(path)
+    given = args.shown.split(",")
+    if not all(re.fullmatch(r"0|1|0?\.\d+", x) for x in given) or 0 not in (shares := dict.fromkeys(map(float, given))):
+        raise SystemExit(f"--shown {args.shown} has to be shares of a solution, such as 0,0.25,0.5,0.75, with 0 among "
+                         "them, the rollouts without a hint.")  # fmt: skip
+    path = Path(args.pool)
+    rows, run = common.load_pool(path), measure.start(args, SAME)
     able = {row["id"]: any(common.segments(row)) for row in rows}
     solved, sources = sum(able.values()) / len(rows), Counter(row.get("solution_source") or "none" for row in rows)
     rows = random.Random(args.seed).sample(rows, min(args.limit or len(rows), len(rows)))
