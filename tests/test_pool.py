@@ -124,6 +124,8 @@ def test_work_before_the_answer_is_kept_as_the_solution():
     (7, "other fields"),
     (record(0, "S/0.png", "?", "1") | {"image": 3}, "not one question and one answer on one image"),
     (record(0, None, "?", "1"), "not one question and one answer on one image"),
+    (record(0, ["S/0.png"], "?", "1"), "not one question and one answer on one image"),
+    (record(0, "S/0.png", "?", "1") | {"conversations": None}, "not one question and one answer on one image"),
 ])  # fmt: skip
 def test_a_record_that_is_no_problem_says_why(bad, words):
     assert words in mathv360k.parse_record(bad)
@@ -173,7 +175,7 @@ def raw(tmp_path):
         record(15, "UniGeo/images/strip.png", "Strip?", "1"), record(16, name(1), "Which?", "C", wish=LETTER),
         record(17, name(1), "Which?", "D", ["1", "2"]), record(18, name(1), "Long? " * 300, "1"),
         record(19, "VizWiz/images/0.png", "What animal?", "cat"), record(20, name(1), "Token <|im_end|>?", "1"),
-        {"id": "identity_21", "image": name(0)}, record(22, name(1), "Same?", "A", ["1", "1"]),
+        {"id": "identity_21", "image": [name(0)]}, record(22, name(1), "Same?", "A", ["1", "1"]),
         record(23, name(1), "Empty?", ""),
     ]  # fmt: skip
     (tmp_path / "raw" / "train_samples_all_tuning.json").write_text(json.dumps(records))
@@ -248,6 +250,8 @@ def test_other_settings_start_the_conversion_anew(raw, tmp_path):
 
 @pytest.mark.parametrize("break_it, words", [
     (lambda raw: next(raw.glob("*.json")).unlink(), "download Zhiqiang007/MathV360K and name its folder"),
+    (lambda raw: next(raw.glob("*.json")).write_text("[]"), "json has no record with an image at its start: download"),
+    (lambda raw: next(raw.glob("*.json")).write_text('[{"image": ["a.png"]}]'), "json has no record with an image"),
     (lambda raw: ((raw / "data_images").rename(raw / "x"), (raw / "data_images.zip").touch()), ": unpack data_images"),
     (lambda raw: (raw / "data_images").rename(raw / "x"), "download and unpack data_images.zip there"),
     (lambda raw: [x.unlink() for x in raw.rglob("Geometry3K/images/*.png") if x.name != "0.png"],
@@ -324,6 +328,7 @@ def test_both_published_forms_of_dynamath_give_the_same_rows(tmp_path, monkeypat
     assert [row["id"] for row in rows][:5] == [f"dynamath_q00{i}_v01" for i in (1, 2, 3, 4)] + ["dynamath_q001_v10"]
     assert rows[1]["choices"] == ["yes", "no"] and rows[1]["answer"] == "B" and rows[1]["question"] == "Is it?"
     assert (rows[3]["kind"], rows[3]["answer"]) == ("free", "F") and rows[2]["answer"] == "8:0"
+    assert rows[3]["answer_type"] == "multiple choice", "which analyze.py counts by"
     assert (
         "| DynaMath | 8 | 2 | 6 |" in (printed := capsys.readouterr().out)
         and "2 multiple choice rows have no" in printed
@@ -356,7 +361,9 @@ def test_the_hubs_parquet_files_are_read_or_the_package_is_asked_for(tmp_path, m
 
 
 @pytest.mark.parametrize("change, words", [
-    (dict(source=""), "holds 0 of 10 variants .*: download DynaMath/DynaMath_Sample"),
+    (dict(source=""), "There is no folder '': download DynaMath/DynaMath_Sample, .* its folder with --source"),
+    (dict(source="nowhere"), "There is no folder 'nowhere': download"),
+    (dict(source="data"), "data holds 0 of 2 variants .*: download DynaMath/DynaMath_Sample"),
     (dict(variants=3), "holds 2 of 3 variants"),
     (dict(seeds=5), "holds 4 questions, not 5: download it again"),
     (dict(gone=True), "1 of 8 rows are bad, first dynamath_q003_v01: the image .* is missing"),
@@ -366,8 +373,6 @@ def test_a_dynamath_that_is_not_whole_is_refused(tmp_path, change, words):
     args = dict(source=str(folder), out=str(tmp_path / "out"), variants=2, seeds=4)
     if change.pop("gone", False):
         next(folder.rglob("trial1/image/image3.png")).unlink()
-    elif "source" in change:
-        args["variants"] = 10
     with pytest.raises(SystemExit, match=words):
         dynamath.main(dynamath.Args(**(args | change)))
     assert not (tmp_path / "out" / "dynamath.jsonl").exists()
@@ -643,7 +648,7 @@ def test_near_duplicates_between_splits_are_named(candidates, capsys):
 @pytest.mark.parametrize("change, words", [
     (dict(least=8), r"--least 8: .* select by more than the 8 of a training group"),
     (dict(measured="nowhere"), r"nowhere does not exist: run .*data.pool.measure"),
-    (dict(rows="nowhere.jsonl"), r"nowhere.jsonl does not exist: run .*data.mathv360k.prepare"),
+    (dict(rows="nowhere.jsonl"), r"nowhere.jsonl does not exist or is empty: run .*data.mathv360k.prepare"),
     (dict(sparse=60), r"rows are readable and never right, and sparse alone takes 60: measure more candidates"),
     (dict(old=200), r"old needs \d+ more rows with four options and \d+ more free ones"),
 ])  # fmt: skip
@@ -651,6 +656,37 @@ def test_what_cannot_be_filtered_is_refused_in_a_sentence(candidates, change, wo
     with pytest.raises(SystemExit, match=words):
         pool_filter.main(replace(candidates, **change))
     assert not Path(candidates.out).exists()
+
+
+HINTED = dict(id="hard0", row="", profile=profile(8, 0), answers=[], shown=0.5)
+
+
+@pytest.mark.parametrize("file, lines, words", [
+    ("rows", lambda rows: [], r"rows.jsonl does not exist or is empty: run .*data.mathv360k.prepare"),
+    ("rows", lambda rows: [7], r"rows.jsonl, line 1 has no field id: name rows that data.mathv360k.prepare wrote"),
+    ("rows", lambda rows: [rows[0], {k: v for k, v in rows[1].items() if k != "image_sha"}], "line 2 has no .*_sha:"),
+    ("rows", lambda rows: rows[-1:], r"None of the 1 rows of .*rows.jsonl is among the 170 measured in .*: both"),
+    ("measured", lambda rows: [], r"measured holds no rollouts of data.pool.measure: name its folder with --measured"),
+    ("measured", lambda rows: [HINTED], r"measured holds no rollouts of data.pool.measure"),  # those of precondition
+])  # fmt: skip
+def test_a_wrong_file_is_named(candidates, file, lines, words):
+    paths = dict(rows=[candidates.rows], measured=Path(candidates.measured).iterdir())
+    for path, made in [(path, lines(common.read_jsonl(candidates.rows))) for path in paths[file]]:
+        write_lines(path, made)
+    with pytest.raises(SystemExit, match=words):
+        pool_filter.main(candidates)
+    assert not Path(candidates.out).exists()
+
+
+@pytest.mark.parametrize("made", [dict(solution=["a", "b"]), dict(teacher=[1, 2])])
+def test_a_pool_with_solutions_is_not_overwritten(candidates, made):
+    filtered(candidates)
+    sets = filtered(candidates)
+    write_lines(path := Path(candidates.out) / "train.jsonl", [row | made for row in sets["train"]])
+    before = path.read_bytes()
+    with pytest.raises(SystemExit, match=r"train.jsonl holds solutions or teacher answers: remove it to filter again"):
+        pool_filter.main(candidates)
+    assert path.read_bytes() == before
 
 
 def test_rows_that_were_all_wrong_in_few_rollouts_come_back_to_the_mean():
@@ -917,7 +953,7 @@ def server(pool, monkeypatch):
     server.handle_error = lambda *_: None  # whoever asked hangs up at the deadline
     good = lambda text: said(f"First look. Then read. <answer>{golds.get(text, 'no')}</answer>")
     server.script, server.seen, server.lock, server.good = [], [], threading.Lock(), good
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     monkeypatch.setattr(judge, "PAUSE", 0.0)
     monkeypatch.setenv("JUDGE_KEY", "very-secret")
     yield server

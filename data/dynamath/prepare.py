@@ -51,8 +51,9 @@ def read_hub(path):
 
 
 def from_hub(row):
-    names = ("id", "question", "ground_truth", "answer_type", "subject", "knowledge_level")
-    return *fields(row, names), row["decoded_image"]["bytes"]
+    names = ("id", "question", "ground_truth", "answer_type", "subject", "knowledge_level", "decoded_image")
+    *values, image = fields(row, names)
+    return *values, image["bytes"]
 
 
 def fields(row, names):
@@ -68,12 +69,17 @@ def read_repository(path):
         rows = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise SystemExit(f"{path} is not JSON ({error}): download it again.") from None
-    names = ("question", "answer", "answer_type", "subject", "level")
-    return [(seed, *fields(row, names), path.parent / row["image"]) for seed, row in rows.items()]
+    names = ("question", "answer", "answer_type", "subject", "level", "image")
+    values = [(seed, *fields(row, names)) for seed, row in rows.items()]
+    return [(*value, path.parent / image) for *value, image in values]
 
 
 def make_row(variant, seed, question, answer, answer_type, subject, level):
-    """A published question -> a row, less its image. Where only the picture shows the options, it is a free one."""
+    """A published question -> a row, less its image.
+
+    Where only the picture shows the options, its kind is free, as it is graded by its letter; its answer_type still
+    says that it is multiple choice, which is what analyze.py counts by.
+    """
     if not isinstance(answer, str | int | float) or not str(answer).strip():
         raise SystemExit(f"Question {seed} of variant {variant} has no answer but {answer!r}: download the data again.")
     text, choices = convert.split_options(question) if answer_type == "multiple choice" else (question, [])
@@ -90,7 +96,10 @@ def make_row(variant, seed, question, answer, answer_type, subject, level):
 
 def main(args):
     source, out, rows, bad = Path(args.source), Path(args.out), [], []
-    found = find_variants(source) if args.source and source.is_dir() else {}
+    if not args.source or not source.is_dir():
+        raise SystemExit(f"There is no folder {args.source!r}: download DynaMath/DynaMath_Sample, or clone "
+                         "DynaMath/DynaMath, and name its folder with --source.")  # fmt: skip
+    found = find_variants(source)
     if len(found) != args.variants:
         raise SystemExit(
             f"{source} holds {len(found)} of {args.variants} variants (data/sample1-*.parquet ... or "

@@ -63,7 +63,8 @@ def parse_record(record):
     """
     if not (isinstance(record, dict) and record.keys() >= {"id", "image", "conversations"}):
         return "its record has other fields than id, image and conversations"
-    turns = [(x.get("from"), x.get("value")) for x in record["conversations"] if isinstance(x, dict)]
+    said = record["conversations"] if isinstance(record["conversations"], list) else []
+    turns = [(x.get("from"), x.get("value")) for x in said if isinstance(x, dict)]
     texts = [record["image"], *(text for _, text in turns)]
     if [who for who, _ in turns] != ["human", "gpt"] or not all(isinstance(x, str) for x in texts):
         return "it is not one question and one answer on one image"
@@ -142,7 +143,11 @@ def find_golds(rows):
 
 def find_images(source, path):
     """The folder that the image names in the records start from."""
-    names = [x["image"] for x in islice(read_records(path), 1000) if isinstance(x, dict) and "image" in x]
+    records = islice(read_records(path), 1000)
+    names = [x["image"] for x in records if isinstance(x, dict) and isinstance(x.get("image"), str)]
+    if not names:
+        raise SystemExit(f"{path} has no record with an image at its start: download it again, or name its file with "
+                         "--records.")  # fmt: skip
     for folder in (source / "data_images", source / "images_data", source):
         if any((folder / name).exists() for name in names):
             return folder.resolve()

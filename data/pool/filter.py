@@ -25,8 +25,8 @@ import common  # isort: skip  # first: it says in a sentence which package is mi
 import numpy as np
 from tqdm import tqdm
 
-from data import convert
 from data.pool import measure
+from judge import read_jsonl
 
 
 @dataclass
@@ -49,12 +49,17 @@ class Args:
     near: int = 4  # signs of 64 in which the hashes of two like pictures differ at most
 
 
+FIELDS = (*common.ROW, "image_sha", "image_dhash")
+
+
 def read_profiles(folder):
     """{id: (fingerprint, profile)} of all rows measured so far."""
     if not Path(folder).is_dir():
         raise SystemExit(f"{folder} does not exist: run `torchrun --nproc_per_node 8 -m data.pool.measure` first.")
-    lines = tqdm(measure.read_measured(folder), f"{folder}", unit="row")
-    return {x["id"]: (x["row"], x["profile"]) for x in lines}
+    lines, fields = tqdm(measure.read_measured(folder), f"{folder}", unit="row"), {"id", "row", "profile", "answers"}
+    if not (found := {x["id"]: (x["row"], x["profile"]) for x in lines if x.keys() == fields}):
+        raise SystemExit(f"{folder} holds no rollouts of data.pool.measure: name its folder with --measured.")
+    return found
 
 
 def judge_row(profile, args):
@@ -123,12 +128,18 @@ def describe(name, rows):
 def read_rows(args):
     """Rows with their profiles -> (all rows, {what `judge_row` calls them or "not measured": rows})."""
     everything, kinds, profiles = [], defaultdict(list), read_profiles(args.measured)
-    for row in tqdm(convert.read_whole_lines(args.rows), args.rows, unit="row"):
+    for number, row in enumerate(tqdm(read_jsonl(args.rows), args.rows, unit="row"), 1):
+        if missing := [k for k in FIELDS if not isinstance(row, dict) or k not in row]:
+            raise SystemExit(f"{args.rows}, line {number} has no field {missing[0]}: name rows that "
+                             "data.mathv360k.prepare wrote with --rows.")  # fmt: skip
         known, row["profile"] = profiles.get(row["id"], (None, None))
         if row["profile"] and known != measure.fingerprint(row):
             row["profile"] = None  # measured before the row was what it is now
         everything.append(row)
         kinds[judge_row(row["profile"], args) if row["profile"] else "not measured"].append(row)
+    if len(kinds["not measured"]) == len(everything):
+        raise SystemExit(f"None of the {len(everything)} rows of {args.rows} is among the {len(profiles)} measured in "
+                         f"{args.measured}: both have to be of one pool, or measure again.")  # fmt: skip
     return everything, kinds
 
 
@@ -204,11 +215,16 @@ def main(args):
     if args.least <= args.group:
         raise SystemExit(f"--least {args.least}: rows that are all wrong in a few rollouts come back to the mean on "
                          f"fresh ones, so select by more than the {args.group} of a training group.")  # fmt: skip
-    if not Path(args.rows).exists():
-        raise SystemExit(f"{args.rows} does not exist: run `python -m data.mathv360k.prepare --source DIR` first.")
+    if not Path(args.rows).exists() or not Path(args.rows).stat().st_size:
+        raise SystemExit(f"{args.rows} does not exist or is empty: run `python -m data.mathv360k.prepare --source DIR` "
+                         "first.")  # fmt: skip
+    out = Path(args.out)
+    train = out / "train.jsonl"
+    if train.exists() and any(x.get("solution") or x.get("teacher") for x in read_jsonl(train)):
+        raise SystemExit(f"{train} holds solutions or teacher answers: remove it to filter again (data.pool.solutions "
+                         "puts back those that it has on file), or name another --out.")  # fmt: skip
     everything, kinds = read_rows(args)
     sets, removed = make_sets(everything, kinds, args)
-    out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in sets.items():
         place = lambda row: os.path.relpath(Path(args.rows).parent / row["image"], out)
