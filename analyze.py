@@ -473,7 +473,7 @@ def precondition_note(pool):
     stale = Path(pool).exists() and hashlib.sha256(Path(pool).read_bytes()).hexdigest() != facts["sha256"]
     title = (
         f"preconditions of {pool}, fresh rollouts of {facts['model']} in %, +- 2 s.e. over rows, groups of "
-        f"{facts['group']}; {percent(facts['solved'])} of its rows have a solution"
+        f"{facts['group']}; {percent(facts['solved'])} % of its rows have a solution"
         + "; THE POOL HAS CHANGED SINCE, measure again"
         * stale
     )
