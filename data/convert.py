@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import re
+import threading
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -96,7 +97,7 @@ def in_order(function, chunks, workers):
     if workers == 1:
         yield from map(function, chunks)
         return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), end_with_parent) as pool:
         waiting = deque()
         for chunk in chunks:
             waiting.append(pool.submit(function, chunk))
@@ -104,6 +105,12 @@ def in_order(function, chunks, workers):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+def end_with_parent():
+    """Make a worker end when the process that started it is gone, which can't tell it where it was killed."""
+    watch = lambda: (multiprocessing.parent_process().join(), os._exit(1))
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def read_whole_lines(path):

@@ -1,9 +1,12 @@
 """Raw folders in the published layouts -> rows -> rollouts -> pool -> solutions -> a hint arm and its table; what each
 step refuses, and what it must not lose. Small folders are made here; `real_samples` is used where it is present."""
 
+import contextlib
 import json
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -239,6 +242,18 @@ def test_a_conversion_that_was_killed_goes_on_and_ends_the_same(raw, tmp_path, m
     assert not list(out.glob("*.part"))
 
 
+def test_workers_end_with_the_process_that_was_killed():
+    code = "from data import convert\nfor x in convert.in_order(abs, iter(int, 1), 2): print(x, flush=True)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
+    assert process.stdout.readline() == b"0\n"
+    process.kill()
+    try:
+        process.communicate(timeout=60)  # the pipe ends with the last process that holds it
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_other_settings_start_the_conversion_anew(raw, tmp_path):
     out = tmp_path / "out"
     prepare(raw, out)
@@ -328,7 +343,7 @@ def test_both_published_forms_of_dynamath_give_the_same_rows(tmp_path, monkeypat
     assert [row["id"] for row in rows][:5] == [f"dynamath_q00{i}_v01" for i in (1, 2, 3, 4)] + ["dynamath_q001_v10"]
     assert rows[1]["choices"] == ["yes", "no"] and rows[1]["answer"] == "B" and rows[1]["question"] == "Is it?"
     assert (rows[3]["kind"], rows[3]["answer"]) == ("free", "F") and rows[2]["answer"] == "8:0"
-    assert rows[3]["answer_type"] == "multiple choice", "which analyze.py counts by"
+    assert rows[3]["answer_type"] == "multiple choice", "for analysis to count by"
     assert (
         "| DynaMath | 8 | 2 | 6 |" in (printed := capsys.readouterr().out)
         and "2 multiple choice rows have no" in printed

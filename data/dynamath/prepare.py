@@ -78,7 +78,7 @@ def make_row(variant, seed, question, answer, answer_type, subject, level):
     """A published question -> a row, less its image.
 
     Where only the picture shows the options, its kind is free, as it is graded by its letter; its answer_type still
-    says that it is multiple choice, which is what analyze.py counts by.
+    says that it is multiple choice, for analysis to count by.
     """
     if not isinstance(answer, str | int | float) or not str(answer).strip():
         raise SystemExit(f"Question {seed} of variant {variant} has no answer but {answer!r}: download the data again.")
