@@ -152,7 +152,8 @@ def main(args):
                      temperature=args.temperature, device=device, torch=config["torch"], solved=solved,
                      solutions=sources, shown=found)  # fmt: skip
         common.write_text(path.with_suffix(".precondition.json"), json.dumps(facts, indent=1) + "\n")
-        print(f"{path.with_suffix('.precondition.json')} is written. Next: python analyze.py sparsity, and train.")
+        print(f"{path.with_suffix('.precondition.json')} is written. "
+              f"Next: python analyze.py sparsity --runs {args.runs}, and train.")  # fmt: skip
     dist.broadcast_object_list(box)
     common.report_gates(box[0], args, run)
 
