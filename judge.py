@@ -554,6 +554,7 @@ PAUSE = 1.0  # seconds before the second try, doubled for each one after it up t
 PATIENCE = 600.0  # seconds; a server that asks to wait longer is left alone
 CONNECT = 20.0  # seconds to connect, for each of a host's addresses
 REPLY = 1 << 20  # bytes of a reply that are read; a longer one is malformed
+STREAK = 10  # outputs in a row without a verdict, or as many as there are workers, at which the judge stops
 REPEATS = 20  # every 20th item is asked twice
 TRUSTED = 0.9  # share of canaries that has to be judged right
 
@@ -833,7 +834,7 @@ def ask_all(jobs, api, workers, record, desc, answer=None, words=("verdict", "ou
             elif isinstance(outcome, Failed):
                 unjudged.append(str(outcome))
                 streak += 1
-                if streak >= (max(10, workers) if api.served else 1):
+                if streak >= (max(STREAK, workers) if api.served else 1):
                     raise SystemExit(f"{api.address} gives no {what}s, last: {outcome}. {goes_on}")
             elif isinstance(outcome, SystemExit):
                 raise SystemExit(f"{outcome} {goes_on}")

@@ -60,7 +60,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, plan=lambda item, n: None):
         super().__init__(("127.0.0.1", 0), Handler)
         self.plan, self.lock, self.calls, self.asked, self.judged = plan, threading.Lock(), [], Counter(), Counter()
-        self.flying = self.most = 0
+        self.ended = []  # misbehaviour that came to its end, where the judge did not hang up before
         self.truth, self.address = truth, f"http://127.0.0.1:{self.server_address[1]}/v1"
         threading.Thread(target=self.serve_forever, args=[0.01], daemon=True).start()
 
@@ -79,22 +79,16 @@ class Handler(BaseHTTPRequestHandler):
         code, *item = PARTS.fullmatch(body["messages"][1]["content"]).groups()
         item = tuple(item)
         with server.lock:
-            server.flying += 1
-            server.most = max(server.most, server.flying)
             seen = dict(item=item, code=code, body=body, headers=dict(self.headers), path=self.path)
             server.calls.append(seen | dict(at=time.monotonic()))
             turn = server.plan(item, server.asked[item])
             server.asked[item] += 1
-        try:
-            if turn is None:
-                with server.lock:
-                    server.judged[item] += 1
-                self.answer(200, self.verdict(item))
-            else:
-                self.misbehave(turn, item)
-        finally:
-            with server.lock:
-                server.flying -= 1
+            server.judged[item] += turn is None
+        if turn is None:
+            self.answer(200, self.verdict(item))
+        else:
+            self.misbehave(turn, item)
+            server.ended.append(turn)
 
     def verdict(self, item):
         return completion(json.dumps({"correct": self.server.truth(*item)}))
@@ -201,7 +195,7 @@ def serve():
 
 
 def options(server, *more):
-    return ["--judge", "api", "--model", "oracle", "--address", server.address, "--deadline", "20", *more]
+    return ["--judge", "api", "--model", "oracle", "--address", server.address, "--deadline", "60", *more]
 
 
 def on_file():
@@ -231,12 +225,22 @@ def at_first(*faults):
     return lambda item, n: faults[n] if item not in KNOWN and n < len(faults) else None
 
 
-def test_every_output_gets_the_servers_verdict_once(world, serve, capsys):
-    runs, server = world(50), serve()
+def test_every_output_gets_the_servers_verdict_once(world, serve, capsys, monkeypatch):
+    runs, server, lock, flying, ask = world(50), serve(), threading.Lock(), [0], judge.ask
+
+    def counted(*args):
+        with lock:
+            flying.append(flying[-1] + 1)
+        outcome = ask(*args)
+        with lock:
+            flying.append(flying[-1] - 1)
+        return outcome
+
+    monkeypatch.setattr(judge, "ask", counted)
     judge.main([*runs, *options(server, "--workers", "8")])
     first, repeats, canaries = on_file()
     assert verdicts() == expected(runs) and sum(verdicts().values()) == 50
-    assert len(server.calls) == len(first) + len(repeats) + len(canaries) and server.most <= 8
+    assert len(server.calls) == len(first) + len(repeats) + len(canaries) and max(flying) <= 8
     assert {line["key"] for line in repeats} == {k for k in verdicts() if int(k, 16) % 20 == 0} != set()
     assert len(canaries) == len(judge.CANARIES) and all(c["verdict"] == c["expected"] for c in canaries)
     name = first[0]["judge"]
@@ -285,7 +289,8 @@ def test_a_call_ends_at_its_deadline_however_the_connection_is_kept_alive(world,
     runs, server = world(4), serve(at_first(fault))
     begin = time.monotonic()
     judge.main([*runs, *options(server, "--deadline", "0.5")])
-    assert verdicts() == expected(runs) and 0.5 <= time.monotonic() - begin < 2.5
+    assert verdicts() == expected(runs) and time.monotonic() - begin >= 0.5
+    assert fault == "silence" or fault not in server.ended
 
 
 def test_500_five_times_is_survived_and_six_times_is_unjudged_not_wrong(world, serve, capsys, monkeypatch):
@@ -303,13 +308,16 @@ def test_500_five_times_is_survived_and_six_times_is_unjudged_not_wrong(world, s
 
 
 @pytest.mark.parametrize("wait", ["0.7", "date"])
-def test_retry_after_is_honoured(world, serve, wait):
-    if wait == "date":
-        wait = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 2))
-    runs, server = world(1, ["grpo"]), serve(at_first((429, "slow down", {"Retry_After": wait})))
+def test_retry_after_is_honoured(world, serve, wait, monkeypatch):
+    def plan(item, n):
+        date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 2))
+        return at_first((429, "slow down", {"Retry_After": date if wait == "date" else wait}))(item, n)
+
+    runs, server, slept, sleep = world(1, ["grpo"]), serve(plan), [], time.sleep
+    monkeypatch.setattr(judge.time, "sleep", lambda seconds: sleep(slept.append(seconds) or seconds))
     judge.main([*runs, *options(server)])
     first, second, *_ = [call["at"] for call in server.calls if call["item"] not in KNOWN]
-    assert 0.7 <= second - first < 4 and verdicts() == expected(runs)
+    assert second - first >= 0.7 and max(slept) <= 2 + judge.PAUSE and verdicts() == expected(runs)
 
 
 def test_waits_double_with_jitter_up_to_a_minute(monkeypatch):
@@ -328,6 +336,14 @@ def test_waits_double_with_jitter_up_to_a_minute(monkeypatch):
     assert len({w / b for b, w in zip(bounds, waits, strict=True)}) == 8
 
 
+def most_refused(workers):
+    """The most outputs that are asked for in vain before the judge stops at a streak of them: each of the other
+    workers' last verdicts may come in late and end a streak that was all but whole, and they are asking when it stops.
+    """
+    streak = max(judge.STREAK, workers)
+    return (workers - 1) * (streak - 1) + streak + workers - 1
+
+
 @pytest.mark.parametrize("status, headers, words", [
     (401, {}, "the key is missing, wrong or not for this model (status 401)."),
     (402, {}, "the account has no balance left; top it up (status 402, 'no credit')."),
@@ -340,16 +356,17 @@ def test_waits_double_with_jitter_up_to_a_minute(monkeypatch):
 @pytest.mark.parametrize("late", [False, True])
 def test_a_final_error_stops_at_once_with_a_sentence(world, serve, status, headers, words, late):
     """At the first call, and after canaries and some verdicts, which stay."""
-    runs, count = world(40), iter(range(10**6))
+    runs, count, workers = world(40), iter(range(10**6)), 4
     server = serve(lambda item, n: (status, "no credit", headers) if not late or next(count) >= 50 else None)
     if late and status == 400:
         words = "gives no verdicts, last: status 400"  # one output alone may get it
     with pytest.raises(SystemExit, match=re.escape(words)) as stop:
-        judge.main([*runs, *options(server, "--workers", "4")])
+        judge.main([*runs, *options(server, "--workers", str(workers))])
     assert "the same command goes on" in str(stop.value) and KEY not in str(stop.value)
-    assert len(server.calls) <= (64 if late else 4)
+    refused = most_refused(workers) if late and status == 400 else workers
+    assert len(server.calls) <= 50 * late + refused
     if late:
-        assert len(verdicts()) >= 50 - len(KNOWN) - 4 and verdicts().items() <= expected(runs).items()
+        assert len(verdicts()) >= 50 - len(KNOWN) - workers and verdicts().items() <= expected(runs).items()
         server.plan = lambda item, n: None
         judge.main([*runs, *options(server)])
         assert verdicts() == expected(runs)
@@ -369,7 +386,7 @@ def test_a_server_that_dies_ends_the_judge_instead_of_every_output(world, serve)
     server = serve(lambda item, n: "blank" if next(count) >= 60 else None)
     with pytest.raises(SystemExit, match="gives no verdicts, last: blank content"):
         judge.main([*runs, *options(server, "--workers", "4")])
-    assert len(server.calls) < 60 + 14 * judge.TRIES + 4 and verdicts().items() <= expected(runs).items()
+    assert len(server.calls) <= 60 + most_refused(4) * judge.TRIES and verdicts().items() <= expected(runs).items()
     with socket.socket() as deaf, pytest.raises(SystemExit, match="gives no verdicts, last: ConnectionRefusedError"):
         deaf.bind(("127.0.0.1", 0))
         server.address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
@@ -412,23 +429,20 @@ def test_2000_outputs_a_misbehaving_server_and_six_kills_lose_nothing_and_judge_
         return faults[item].pop(0) if faults[item] else None
 
     server, truths = serve(plan), expected(runs)
-    argv = [*runs, *options(server, "--workers", str(workers), "--deadline", "1")]
+    argv = [*runs, *options(server, "--workers", str(workers), "--deadline", "5")]
     assert len(truths) == 2000
     for kill in range(1, 7):
         process = judge_process(*argv)
         wait_for(lambda: sum(server.judged.values()) > 300 * kill, process)
         process.kill()
         process.wait()
-        settled = time.monotonic() + 5
-        while server.flying and time.monotonic() < settled:
-            time.sleep(0.01)
         if kill % 2:
             with open("runs/verdicts.jsonl", "a") as file:  # a line that the kill tore
                 file.write('{"key": "')
         answered, lines = sum(server.judged.values()), Path("runs/verdicts.jsonl").read_text().count("\n")
         assert 0 <= answered - lines <= kill * workers
     process = judge_process(*argv)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     first, repeats, canaries = on_file()
     unjudged = [item for item, turns in faults.items() if turns[:1] == ["prose"]]
     assert process.returncode == 1 and " unjudged, which is not wrong" in err and "Traceback" not in err
@@ -440,7 +454,6 @@ def test_2000_outputs_a_misbehaving_server_and_six_kills_lose_nothing_and_judge_
     assert {line["key"] for line in repeats} == {key for key in truths if int(key, 16) % 20 == 0}
     assert len(canaries) == len(judge.CANARIES)
     assert sum(server.judged.values()) - len(first) - len(repeats) - len(canaries) <= 6 * workers
-    assert server.most <= 2 * workers  # a killed judge's last calls may still be open
     calls = len(server.calls)
     judge.main(argv)
     assert len(server.calls) == calls
@@ -454,7 +467,7 @@ def test_an_interrupted_judge_ends_cleanly_and_goes_on(world, serve):
     )  # fmt: skip
     wait_for(lambda: len(server.calls) > 60, process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 1 and "Traceback" not in err
     assert err.endswith("Interrupted. Every verdict so far is on disk, and the same command goes on from there.\n")
     assert verdicts().items() <= expected(runs).items() and len(verdicts()) > 20
@@ -768,7 +781,7 @@ def test_the_key_is_never_written_whatever_the_server_says(world, serve, tmp_pat
     for i, quote in enumerate(quotes):
         runs, server = world(12), serve(lambda item, n, quote=quote: quote if item not in KNOWN and n < 99 else None)
         process = judge_process(*runs, *options(server), "--verdicts", f"runs/{i}.jsonl")
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 1 and KEY not in out + err and "Traceback" not in err, err
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
@@ -829,5 +842,5 @@ def test_https_wants_a_valid_certificate_and_keeps_its_deadline(world, serve, tm
     assert not server.calls
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
     begin = time.monotonic()
-    judge.main([*runs, *options(server, "--deadline", "0.5")])
-    assert verdicts() == expected(runs) and 1 <= time.monotonic() - begin < 3
+    judge.main([*runs, *options(server, "--deadline", "1")])
+    assert verdicts() == expected(runs) and time.monotonic() - begin >= 2 and "trickle" not in server.ended
