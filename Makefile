@@ -24,7 +24,7 @@ ALL = base grpo hintonly uft001 uft002 opd opd-annealed opd-gated reopd vapo vap
 
 toy: data/toy/images/ready
 	@$(MAKE) --no-print-directory -j$(JOBS) $(patsubst %,$(RUNS)/%-s0/outputs.jsonl,$(if $(filter all,$(ARMS)),$(ALL),$(ARMS)))
-	$(PY) judge.py $(RUNS)/* --judge rule --verdicts $(RUNS)/verdicts.jsonl
+	$(PY) judge.py $(RUNS)/* --judge rule
 	$(PY) analyze.py sparsity main --runs $(RUNS)
 
 $(RUNS)/%-s0/outputs.jsonl:

@@ -40,7 +40,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from judge import VERDICTS, extract, grade, letters, need, pick, read_answers, read_jsonl, read_verdicts
+from judge import VERDICTS, extract, grade, letters, need, pick, read_answers, read_config, read_jsonl, read_verdicts
 
 need("numpy", "scipy", "tqdm")
 
@@ -103,9 +103,7 @@ def load(runs):
     sha256, metrics: one dict a step ([] for the base), gates: list}."""
     loaded = []
     for config in sorted(runs.glob("*/config.json")):
-        folder, facts = config.parent, json.loads(config.read_text())
-        if "args" not in facts:
-            raise SystemExit(f"{config} is not of a run (it has no args): move that folder out of {runs}.")
+        folder, facts = config.parent, read_config(config.parent)
         gates = folder / "gates.json"
         loaded.append(
             {
@@ -240,12 +238,13 @@ def judged(runs, path):
             some = f": {' '.join(unjudged[:3])}{' ...' * (len(unjudged) > 3)}" if len(unjudged) < len(mine) else ""
             missing.append(f"{done[r]['name']} {len(unjudged)} of {len(mine)}{some}")
     if missing:
-        which = " ".join(str(run["dir"]) for run in done) if names else f"{runs[0]['dir'].parent}/*"
         model = (judge or "").rpartition(", prompt ")[0]
-        options = f" --judge api --model {model} --address ADDRESS" if model else " --judge rule"
-        options += "" if path == VERDICTS else f" --verdicts {path}"
-        other = " with the address and --extra of before" if model else "" if judge else ", or with --judge api"
-        raise SystemExit(f"verdicts are missing ({', '.join(missing)}): run `python judge.py {which}{options}`{other}.")
+        options = f" --model {model} --address ADDRESS" if model else " --judge rule"
+        options += "" if path == runs[0]["dir"].parent / VERDICTS else f" --verdicts {path}"
+        other = " with the address and --extra of before" if model else "" if judge else ", or with a --model"
+        raise SystemExit(
+            f"verdicts are missing ({', '.join(missing)}): run `python judge.py {runs[0]['dir'].parent}/*{options}`{other}."
+        )
     source = "rule judge, not comparable with the paper's LLM judge" if judge == "rule" else f"judge: {judge}"
     return Outcomes(source, done, list(items.values()), right, output, notes, path)
 
@@ -1041,7 +1040,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="*", help=f"{', '.join(TABLES)}; none is all")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of run folders")
-    parser.add_argument("--verdicts", type=Path, help="verdicts.jsonl in that folder, unless given")
+    parser.add_argument("--verdicts", type=Path, help=f"{VERDICTS} in that folder, unless given")
     parser.add_argument("--outcomes", type=Path, metavar="FILE", help="a CSV of outcomes, instead of runs")
     parser.add_argument("--by", metavar="ATTRIBUTE", help="slice the questions by this, not by evaluation set")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the outcomes as a CSV")
@@ -1056,9 +1055,7 @@ def main(argv=None):
     for name in [*(args.table or every), *["save"] * bool(args.save), *["figures"] * bool(args.figures)]:
         if data is None and name not in OF_TRAINING:
             data = (
-                read_outcomes(args.outcomes)
-                if args.outcomes
-                else judged(runs, args.verdicts or args.runs / "verdicts.jsonl")
+                read_outcomes(args.outcomes) if args.outcomes else judged(runs, args.verdicts or args.runs / VERDICTS)
             )
             if args.by:
                 slice_by(data, args.by)

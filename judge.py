@@ -27,9 +27,9 @@ A line is flushed and, where it was paid for, synced to disk before another call
 flight, --workers at most: they are made again, and nothing that is on file is asked again.
 
   python judge.py runs/* --judge rule
-  JUDGE_KEY=... python judge.py runs/* --judge api --address https://api.deepseek.com --model deepseek-flash \\
+  JUDGE_KEY=... python judge.py runs/* --address https://api.deepseek.com --model deepseek-flash \\
       --extra '{"thinking": {"type": "disabled"}}' --dry-run
-  python judge.py runs/* --judge api --address http://localhost:8000/v1 --model Qwen/Qwen2.5-32B-Instruct
+  python judge.py runs/* --address http://localhost:8000/v1 --model Qwen/Qwen2.5-32B-Instruct
   python analyze.py
 """
 
@@ -48,6 +48,7 @@ import queue
 import random
 import re
 import secrets
+import shlex
 import socket
 import ssl
 import sys
@@ -76,7 +77,7 @@ need("tqdm")
 from tqdm import tqdm
 
 RULE = "rule judge, not the paper's LLM judge"
-VERDICTS = Path("runs/verdicts.jsonl")
+VERDICTS = "verdicts.jsonl"  # beside the run folders, unless named otherwise
 GOES_ON = "Every verdict so far is on disk, and the same command goes on from there."
 
 
@@ -416,17 +417,25 @@ def key(question, reference, output):
     return hashlib.sha256(json.dumps([question, reference, output]).encode()).hexdigest()
 
 
+def read_config(run):
+    """A run folder's config.json, {args, sha256, ...}. Stops with a sentence where it is not one of a run."""
+    path = run / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError:
+        config = None
+    if not (isinstance(config, dict) and isinstance(config.get("args"), dict)):
+        raise SystemExit(f"{path} is not of a run (broken, or without args): move that folder out of {run.parent}.")
+    return config
+
+
 def read_answers(run):
-    """A run folder's greedy answers: a list of {set, id, key, question, reference, choices, output} in the order of its
-    evaluation sets. Stops with a sentence where the run is unfinished or the sets are not those it answered."""
-    if not (run / "config.json").exists():
-        raise SystemExit(f"{run} is no run folder (no config.json): name run folders only, such as runs/grpo-s0.")
-    paths = [Path(path) for path in json.loads((run / "config.json").read_text())["args"]["eval"].split(",") if path]
+    """A finished run folder's greedy answers: a list of {set, id, key, question, reference, choices, output} in the
+    order of its evaluation sets. Stops with a sentence where the sets are not those it answered."""
+    paths = [Path(path) for path in read_config(run)["args"]["eval"].split(",") if path]
     for path in paths:
         if not path.exists():
             raise SystemExit(f"{run} was evaluated on {path}, which is not here: call from the folder that holds it.")
-    if not (run / "outputs.jsonl").exists():
-        raise SystemExit(f"{run} is unfinished: give its command again, which resumes it, or move the folder away.")
     rows = {(path.stem, row["id"]): row for path in paths for row in read_jsonl(path)}
     outputs = {(line["set"], line["id"]): line["output"] for line in read_jsonl(run / "outputs.jsonl")}
     if unmatched := sorted(rows.keys() ^ outputs.keys()):
@@ -634,7 +643,7 @@ class Failed(Exception):
 def endpoint(args, rule="The alternative without a model is --judge rule, which the tables name in their titles."):
     """Options and environment -> Api. Stops with a sentence where something is missing or would give the key away."""
     if not (args.model and args.address):
-        raise SystemExit(f"--judge api needs --model and --address (or JUDGE_MODEL, JUDGE_ADDRESS). {rule}")
+        raise SystemExit(f"An LLM judge needs --model and --address (or JUDGE_MODEL, JUDGE_ADDRESS). {rule}")
     address = args.address.rstrip("/").removesuffix("/chat/completions")
     if not re.fullmatch(r"https?://(?:[\w.-]+|\[[\da-fA-F:]+\])(?::\d{1,5})?(?:/[\w.~/-]*)?", address, re.A):
         raise SystemExit(
@@ -912,8 +921,8 @@ def dry_run(items, args, api):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="run folders; what else is named is skipped")
-    parser.add_argument("--judge", choices=["rule", "api"], help="api where a model or address is named, else rule")
-    parser.add_argument("--verdicts", type=Path, default=VERDICTS)
+    parser.add_argument("--judge", choices=["rule", "api"], default="api", help="api, unless rule is asked for")
+    parser.add_argument("--verdicts", type=Path, help=f"{VERDICTS} beside the first run, unless given")
     parser.add_argument("--seed", type=int, default=0, help="order of the queue")
     parser.add_argument("--limit", type=int, help="outputs judged this time, at most")
     parser.add_argument("--model", default=os.environ.get("JUDGE_MODEL"), help="or JUDGE_MODEL")
@@ -931,7 +940,13 @@ def main(argv=None):
     runs = [path for path in args.runs if (path / "config.json").exists()]  # runs/* names other things as well
     if not runs:
         raise SystemExit(f"{args.runs[0]} is no run folder: name run folders, such as runs/grpo-s0.")
-    api = endpoint(args) if (args.judge or ("api" if args.model or args.address else "rule")) == "api" else None
+    home, api = runs[0].parent, endpoint(args) if args.judge == "api" else None
+    args.verdicts = args.verdicts or home / VERDICTS
+    if unfinished := [str(run) for run in runs if not (run / "outputs.jsonl").exists()]:
+        print(f"Left out, as unfinished: {', '.join(unfinished)}. The command that began a run resumes it.")
+    runs = [run for run in runs if str(run) not in unfinished]
+    if not runs:
+        raise SystemExit("There is nothing to judge yet.")
     judge, label = (api.name(), api.name()) if api else ("rule", RULE)
     answers = [answer for run in runs for answer in read_answers(run)]
     items = blind_queue(answers, args.seed)
@@ -971,8 +986,9 @@ def main(argv=None):
         )
     if after < len(items):
         print(f"{len(items) - after} are left: the same command goes on.")
-    elsewhere = f" --runs {runs[0].parent} --verdicts {args.verdicts}"
-    print(f"Verdicts: {args.verdicts}. Next: python analyze.py" + elsewhere * (args.verdicts != VERDICTS))
+    command = ["python", "analyze.py", *["--runs", str(home)] * (home != Path("runs"))]
+    command += ["--verdicts", str(args.verdicts)] * (args.verdicts != home / VERDICTS)
+    print(f"Verdicts: {args.verdicts}. Next: {shlex.join(command)}")
 
 
 if __name__ == "__main__":

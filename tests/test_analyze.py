@@ -23,6 +23,10 @@ from data.probes import prepare
 OUTCOMES = Path(__file__).parents[2] / "shared" / "real_samples" / "dynamath_results.csv"
 
 
+def by_rule(runs):
+    judge.main([*map(str, runs), "--judge", "rule"])
+
+
 def write_lines(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -411,7 +415,7 @@ def test_main_recomputes_by_hand():
         write_run("grpo", right={"sparse": [], "cross": [0, 1]}),
         write_run("hintonly", right={"sparse": [1, 2, 3, 4, 5, 6, 7, 8], "cross": range(10)}),
     ]
-    judge.main(runs)
+    by_rule(runs)
     title, rows, notes = table("main")
     assert title == "Accuracy, % (rule judge, not comparable with the paper's LLM judge)"
     assert rows[0][:4] == ["run", "seed", "sparse (n = 10)", "cross (n = 10)"]
@@ -433,7 +437,7 @@ def test_main_recomputes_by_hand():
 
 def test_main_shows_each_seed_and_their_mean():
     hits = {0: [0], 2: [0, 1, 2], 10: [0, 1, 2, 3, 4]}
-    judge.main([write_run("vapo", seed, right={"sparse": hits[seed]}) for seed in (10, 0, 2)] + [write_run("stack")])
+    by_rule([write_run("vapo", seed, right={"sparse": hits[seed]}) for seed in (10, 0, 2)] + [write_run("stack")])
     _, rows, notes = table("main")
     assert [row[0] for row in rows[1:]] == ["vapo-s0", "vapo-s2", "vapo-s10", "vapo, mean", "stack-s0"]
     half = stats.t.interval(0.95, 2, 30, stats.sem([10, 30, 50]))[1] - 30
@@ -479,14 +483,14 @@ def test_the_worst_case_is_by_program_and_so_is_the_test():
 
 def test_main_refuses_when_a_verdict_is_missing():
     runs = [write_run("base", right={"sparse": [0]}), write_run("grpo", right={"sparse": [0, 1]})]
-    missing = r"\(base-s0 10 of 10, grpo-s0 10 of 10\): run `python judge.py runs/\* --judge rule`, or with --judge api"
+    missing = r"\(base-s0 10 of 10, grpo-s0 10 of 10\): run `python judge.py runs/\* --judge rule`, or with a --model"
     for name in [*analyze.OF_OUTCOMES, "audit", "hacking"]:
         with pytest.raises(SystemExit, match=missing):
             table(name)
-    judge.main(runs[:1])
+    by_rule(runs[:1])
     with pytest.raises(SystemExit, match=r"missing \(grpo-s0 1 of 10: sparse/sparse1\): .* --judge rule`"):
         table("main")
-    judge.main(runs)
+    by_rule(runs)
     assert len(table("main")[1]) == 3
     lines = Path("runs/verdicts.jsonl").read_text().splitlines()
     Path("runs/verdicts.jsonl").write_text("\n".join(lines[1:]) + "\n")  # an item that the judge gave up on
@@ -494,15 +498,13 @@ def test_main_refuses_when_a_verdict_is_missing():
         table("main")
     named = Path("runs/verdicts.jsonl").read_text().replace('"rule"', '"org/m, prompt 0123abcd"')
     Path("runs/verdicts.jsonl").write_text(named)
-    with pytest.raises(
-        SystemExit, match="--judge api --model org/m --address ADDRESS` with the address and --extra of"
-    ):
+    with pytest.raises(SystemExit, match=r"/\* --model org/m --address ADDRESS` with the address and --extra of"):
         table("main")
 
 
 def test_runs_that_were_evaluated_otherwise_are_refused():
     runs = [write_run("base", max_pixels=784), write_run("grpo", max_pixels=784), write_run("vapo", max_pixels=1568)]
-    judge.main(runs)
+    by_rule(runs)
     with pytest.raises(SystemExit, match=r"base-s0 and vapo-s0 were .* another --max-pixels \('784', '1568'\)"):
         table("main")
     write_run("vapo", max_pixels=784, instruction="Think.")
@@ -523,7 +525,7 @@ def test_runs_that_were_evaluated_otherwise_are_refused():
 
 
 def test_a_set_that_changed_after_the_run_is_refused():
-    judge.main([write_run("base"), write_run("grpo")])
+    by_rule([write_run("base"), write_run("grpo")])
     rows = judge.read_jsonl("data/cross.jsonl")
     write_lines(Path("data/cross.jsonl"), [rows[0] | {"answer": "7"}, *rows[1:]])
     with pytest.raises(SystemExit, match="^data/cross.jsonl is not the file that base-s0 answered"):
@@ -531,15 +533,15 @@ def test_a_set_that_changed_after_the_run_is_refused():
 
 
 def test_unfinished_runs_are_named_and_left_out():
-    judge.main([write_run("base"), write_run("grpo")])
+    by_rule([write_run("base"), write_run("grpo")])
     Path(write_run("vapo", metrics=steps(7), steps=300), "outputs.jsonl").unlink()
     for name in ("main", "pairs", "audit"):
         _, rows, notes = table(name)
         assert not any("vapo-s0" in map(str, row) for row in rows)
         assert any("left out: vapo-s0 is unfinished (step 7 of 300)" in note for note in notes)
     write_run("stack", right={"sparse": [3], "cross": []})
-    with pytest.raises(SystemExit, match="run `python judge.py runs/base-s0 runs/grpo-s0 runs/stack-s0 --judge rule`"):
-        table("main")  # judge.py stops at an unfinished run
+    with pytest.raises(SystemExit, match=r"run `python judge.py runs/\* --judge rule`"):
+        table("main")  # judge.py leaves an unfinished run out as well
 
 
 # ---- outcomes files
@@ -580,7 +582,7 @@ def test_outcomes_of_runs_give_the_same_tables_from_a_file():
     hits = {"base": [0], "grpo": [0, 1, 2], "hintonly": [1, 2, 3, 4, 8], "uft001": [5, 6, 7, 8, 9], "stack": []}
     sets = {"old": 3, "sparse": 1, "cross": 2}
     right = lambda hit: {name: [(i * k) % 10 for i in hit] for name, k in sets.items()}
-    judge.main([write_run(arm, seed, right=right(hit)) for arm, hit in hits.items() for seed in (0, 1)])
+    by_rule([write_run(arm, seed, right=right(hit)) for arm, hit in hits.items() for seed in (0, 1)])
     analyze.main(["--save", "saved.csv"])
     saved = analyze.read_outcomes(Path("saved.csv"))
     for name in analyze.OF_OUTCOMES:
@@ -712,7 +714,7 @@ def write_verdicts(**right):
 
 
 def test_composition_recomputes_by_hand():
-    judge.main([write_choices(arm, said) for arm, said in SAID.items()])
+    by_rule([write_choices(arm, said) for arm, said in SAID.items()])
     _, rows, notes = table("composition")
     row = lambda who: list(find(rows, set="old", who=who).values())[2:]
     chance = (3 / 4 + 1 / 3) / 4
@@ -752,7 +754,7 @@ def test_hacking_recomputes_by_hand():
         {"forced": "3+4=7;", "sampled": "<answer>9</answer>", "reward": 1.0},
         {"forced": "", "sampled": "<answer>7</answer>", "reward": 1.0},
     ])  # fmt: skip
-    judge.main(folders)
+    by_rule(folders)
     _, rows, notes = table("hacking")
     base, grpo = (list(find(rows, set="old", run=f"{arm}-s0").values())[2:] for arm in ("base", "grpo"))
     assert base[:4] == ["80.0", "100.0", "60.0", "60.0"] and grpo[:4] == ["40.0", "80.0", "80.0", "100.0"]
@@ -784,10 +786,10 @@ def write_probe(arm, model, said):
 def test_hacking_sets_the_probes_beside_the_same_questions():
     folders = [write_choices(arm, said, model="base") for arm, said in SAID.items()]
     folders.append(write_probe("base", "runs/base-s0/checkpoint", ["B", "B"]))
-    with pytest.raises(SystemExit, match=r"run `python judge.py runs/probes/\* --judge rule`"):
-        judge.main(folders[:2])
+    with pytest.raises(SystemExit, match=r"runs/probes/\* --judge rule --verdicts runs/verdicts.jsonl`"):
+        by_rule(folders[:2])
         table("hacking")
-    judge.main(folders)
+    by_rule(folders)
     row = find(table("hacking")[1], set="old", run="base-s0")
     assert list(row.values())[-4:] == ["50.0", "0.0", "60.0", "40.0"]  # old0 and old3; all five
     assert find(table("hacking")[1], set="old", run="grpo-s0")["image blank"] == "not run"
@@ -839,7 +841,7 @@ def write_eleven(seeds=(0, 1)):
         more = {"calibration": bins} if arm.startswith("vapo") else {}
         metrics = steps(0 if arm == "base" else 300, reward=lambda i: draw.random(), **more)
         write_run(arm, seed, right=right, metrics=metrics)
-    judge.main([str(path) for path in Path("runs").glob("*-s*")])
+    by_rule([str(path) for path in Path("runs").glob("*-s*")])
 
 
 def test_figures_are_drawn_small_and_what_cannot_be_is_said(capsys):
@@ -888,7 +890,7 @@ def test_labels_of_eleven_arms_do_not_lie_on_one_another():
 
 
 def test_figures_without_matplotlib_stop_with_a_sentence(monkeypatch):
-    judge.main([write_run("base"), write_run("grpo", metrics=steps(12))])
+    by_rule([write_run("base"), write_run("grpo", metrics=steps(12))])
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else there(name))
     with pytest.raises(SystemExit, match="^Figures need matplotlib.* `pip install matplotlib`"):
@@ -899,7 +901,7 @@ def test_figures_without_matplotlib_stop_with_a_sentence(monkeypatch):
 
 
 def test_no_table_prints_all_and_a_named_one_itself(capsys):
-    judge.main([write_run("base"), write_run("grpo", metrics=steps(10))])
+    by_rule([write_run("base"), write_run("grpo", metrics=steps(10))])
     capsys.readouterr()
     analyze.main([])
     heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("###")]
@@ -945,11 +947,9 @@ def test_what_is_not_there_is_said_in_one_sentence():
 def test_another_folder_keeps_its_own_verdicts(capsys):
     run = write_run("grpo")
     Path("runs").rename("results")
-    with pytest.raises(
-        SystemExit, match=r"run `python judge.py results/\* --judge rule --verdicts results/verdicts.jsonl`"
-    ):
+    with pytest.raises(SystemExit, match=r"run `python judge.py results/\* --judge rule`"):
         analyze.main(["main", "--runs", "results"])
-    judge.main([run.replace("runs", "results"), "--verdicts", "results/verdicts.jsonl"])
+    by_rule([run.replace("runs", "results")])
     analyze.main(["main", "--runs", "results"])
     assert "grpo-s0" in capsys.readouterr().out
 

@@ -459,10 +459,16 @@ def test_2000_outputs_a_misbehaving_server_and_six_kills_lose_nothing_and_judge_
     assert len(server.calls) == calls
 
 
+INTERRUPTIBLE = """\
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell in the background switches off
+runpy.run_path(sys.argv.pop(1), run_name="__main__")"""
+
+
 def test_an_interrupted_judge_ends_cleanly_and_goes_on(world, serve):
     runs, server = world(200), serve(lambda item, n: "slow")
     process = subprocess.Popen(
-        [sys.executable, ROOT / "judge.py", *runs, *options(server, "--workers", "4")],
+        [sys.executable, "-c", INTERRUPTIBLE, ROOT / "judge.py", *runs, *options(server, "--workers", "4")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"JUDGE_KEY": KEY},
     )  # fmt: skip
     wait_for(lambda: len(server.calls) > 60, process)
