@@ -91,6 +91,7 @@ DECLARED = [  # contrasts named before any run, first less second: their p needs
 ]  # fmt: skip
 TERMS = ("instruction", "max_new_tokens", "max_pixels")  # flags under which answers are comparable
 ATTRIBUTES = ("set", "id", "kind", "answer_type", "seed_id", "variant")  # columns of an outcomes file that are no arms
+NO_TRANSFER = "transfer set (dynamath or cross)"
 PROBES = ("shuffled", "blank")  # copies of a set by data/probes/prepare.py: <set>-shuffled and <set>-blank
 DRAWS = 200_000  # of a permutation test that has too many permutations to count
 
@@ -179,6 +180,12 @@ class Outcomes:
         right = self.right if right is None else right
         return {arm: right[seeds][:, at].mean() if len(at) else math.nan for arm, seeds in self.arms(base).items()}
 
+    def error(self, seeds, at):
+        """Standard error of the mean of these runs' verdicts on the columns `at`: binomial, or by program."""
+        right, programs = self.right[seeds][:, at].mean(0), self.programs(at)
+        p = right.mean()
+        return math.sqrt(p * (1 - p) / len(at)) if programs is None else cluster_error(right, programs)[0]
+
     def programs(self, at):
         """The program (`seed_id`) that each of the columns `at` was drawn from; None if these are independent."""
         ids = self.column("seed_id")[at]
@@ -238,13 +245,12 @@ def judged(runs, path):
             some = f": {' '.join(unjudged[:3])}{' ...' * (len(unjudged) > 3)}" if len(unjudged) < len(mine) else ""
             missing.append(f"{done[r]['name']} {len(unjudged)} of {len(mine)}{some}")
     if missing:
-        model = (judge or "").rpartition(", prompt ")[0]
+        home, model = runs[0]["dir"].parent, (judge or "").rpartition(", prompt ")[0]
         options = f" --model {model} --address ADDRESS" if model else " --judge rule"
-        options += "" if path == runs[0]["dir"].parent / VERDICTS else f" --verdicts {path}"
+        options += "" if path == home / VERDICTS else f" --verdicts {path}"
         other = " with the address and --extra of before" if model else "" if judge else ", or with a --model"
-        raise SystemExit(
-            f"verdicts are missing ({', '.join(missing)}): run `python judge.py {runs[0]['dir'].parent}/*{options}`{other}."
-        )
+        command = f"python judge.py {home}/*{options}"
+        raise SystemExit(f"verdicts are missing ({', '.join(missing)}): run `{command}`{other}.")
     source = "rule judge, not comparable with the paper's LLM judge" if judge == "rule" else f"judge: {judge}"
     return Outcomes(source, done, list(items.values()), right, output, notes, path)
 
@@ -363,16 +369,33 @@ def holm(ps):
     return adjusted.tolist()
 
 
-def clustered(difference, cluster):
-    """Mean of N differences, half of its 95 % interval and its two-sided p, whatever the dependence within G clusters:
-    var = G/(G-1) sum_g (sum_{i in g} (d_i - mean))^2 / N^2, Student's t on G - 1 degrees of freedom (Liang and Zeger
-    1986). With clusters of one it is the paired t-test."""
-    middle, labels = difference.mean(), np.unique(np.asarray(cluster, dtype=str), return_inverse=True)[1]
-    sums = np.bincount(labels, difference - middle)
+def cluster_error(values, cluster):
+    """Standard error of the mean of N values, whatever the dependence within G clusters -> (error, G), with
+    error^2 = G/(G-1) sum_g (sum_{i in g} (x_i - mean))^2 / N^2 (Liang and Zeger 1986); nan where G = 1."""
+    labels = np.unique(np.asarray(cluster, dtype=str), return_inverse=True)[1]
+    sums = np.bincount(labels, values - values.mean())
     G = len(sums)
+    return math.sqrt(G / (G - 1) * (sums @ sums)) / len(values) if G > 1 else math.nan, G
+
+
+def interval(right, programs):
+    """95 % interval of the mean p of N >= 1 verdicts, (low, high): Wilson's over the questions; where these are drawn
+    from programs, Wilson's over as many independent ones as have the same error, p (1 - p) / `cluster_error`^2 (Kish
+    1965), at most N, and the number of programs where that error is 0."""
+    if programs is None:
+        return wilson(right.sum(), len(right))
+    p, (error, n) = right.mean(), cluster_error(right, programs)
+    if error > 1e-12:
+        n = min(len(right), p * (1 - p) / error**2)
+    return wilson(p * n, n)
+
+
+def clustered(difference, cluster):
+    """Mean of N differences, half of its 95 % interval and its two-sided p by `cluster_error`, Student's t on G - 1
+    degrees of freedom. With clusters of one it is the paired t-test."""
+    middle, (error, G) = difference.mean(), cluster_error(difference, cluster)
     if G < 2:
         return middle, math.nan, math.nan
-    error = math.sqrt(G / (G - 1) * (sums @ sums)) / len(difference)
     if error < 1e-12:  # all clusters alike: they say nothing of how far others would lie
         return (middle, 0.0, 1.0) if abs(middle) < 1e-12 else (middle, math.nan, math.nan)
     return middle, t.ppf(0.975, G - 1) * error, 2 * t.sf(abs(middle) / error, G - 1)
@@ -546,43 +569,60 @@ def p_value(p):
 
 
 def compare(data, i, j, at):
-    """Runs i and j on the columns `at` -> (won, lost, difference, p by program or None), None if one was not asked."""
+    """Runs i and j on the columns `at` -> (won, lost, difference, p, half), None if one was not asked: p is McNemar's
+    and half None, or where questions share a program, p and half of the 95 % interval are by program."""
     one, two = data.right[i, at], data.right[j, at]
     if not np.isfinite(one - two).all():
         return None
-    programs = data.programs(at)
-    robust = None if programs is None else clustered(one - two, programs)[2]
-    return int((one > two).sum()), int((two > one).sum()), (one - two).mean(), robust
+    won, lost, programs = int((one > two).sum()), int((two > one).sum()), data.programs(at)
+    if programs is None:
+        return won, lost, (one - two).mean(), mcnemar(won, lost), None
+    gap, half, p = clustered(one - two, programs)
+    return won, lost, gap, p, half
 
 
-def delivered(data, i):
-    """Whether run i beats grpo of its seed on the combined and on the transfer set, each at p < 0.05 -> "yes", "no", or
-    "" where that can't be said."""
-    sets, verdict = data.sets(), ""
+def duel(data, one, two, at, seed):
+    """Arms one and two of a seed on the columns `at`, as `compare` has it, or where `seed` is None over two or more
+    seeds that both have, paired by seed: ("", "", difference, p, half). None where that can't be said."""
+    if seed is None:
+        found = contrast(data, [one], [two], at)
+        return ("", "", found[0], found[2], found[1]) if found and found[3] > 1 else None
+    row = {run["arm"]: i for i, run in enumerate(data.runs) if run["seed"] == seed}
+    return compare(data, row[one], row[two], at) if {one, two} <= row.keys() else None
+
+
+def delivered(data, arm, seed):
+    """Whether an arm beats grpo in a `duel` on the combined and on the transfer set, each at p < 0.05 -> "yes", "no",
+    or "" where that can't be said."""
+    sets = data.sets()
     goals = [sets[name] for name in ("combined", data.transfer()) if name in sets]
-    rival = [j for j, run in enumerate(data.runs) if run["arm"] == "grpo" and run["seed"] == data.runs[i]["seed"]]
-    if len(goals) == 2 and rival and data.runs[i]["arm"] not in ("base", "grpo"):
-        found = [compare(data, i, rival[0], at) for at in goals]
-        better = lambda won, lost, gap, p: gap > 0 and (mcnemar(won, lost) if p is None else p) < 0.05
-        verdict = ("yes" if all(better(*x) for x in found) else "no") if all(found) else ""
-    return verdict
+    found = [duel(data, arm, "grpo", at, seed) for at in goals]
+    if len(goals) < 2 or arm in ("base", "grpo") or not all(found):
+        return ""
+    return "yes" if all(gap > 0 and p < 0.05 for _, _, gap, p, _ in found) else "no"
 
 
 def main_table(runs, data):
     """Accuracy on every set, a row a run and the mean of an arm's seeds; worst case; delivered; tests against base."""
     sets = data.sets()
     drawn = {name: ids for name, at in sets.items() if (ids := data.programs(at)) is not None}
-    header = ["run", "seed", *(f"{name} (n = {len(at)})" for name, at in sets.items())]
+    of = lambda name: f" of {len(set(drawn[name]))} programs" if name in drawn else ""
+    header = ["run", "seed", *(f"{name} (n = {len(at)}{of(name)})" for name, at in sets.items())]
     header += [f"{name}, worst case (n = {len(set(ids))})" for name, ids in drawn.items()]
     rows = [[*header, "delivered", "paper: delivered", "paper: DynaMath"]]
     notes = [
         "[low, high]: Wilson's 95 % interval over questions, +-: Student's over seeds; neither holds both.",
         f"paper: LLM judge, one seed; {SIX} for its six effective arms (by our reading), {FIVE} for the others.",
         "delivered: better than grpo of the same seed on the combined and on the transfer set, each at p < 0.05 by "
-        "exact McNemar, or by program where questions share one. paper: whose prior reached the policy, in its words.",
+        "exact McNemar, by program where questions share one; the mean, paired by seed. paper: whose prior reached the "
+        "policy, in its words.",
     ]
     if drawn:
-        notes.append("worst case: share of programs (seed_id) all of whose variants are right.")
+        notes.append(
+            f"{', '.join(drawn)}: variants of one program (seed_id) are not independent, so intervals and p are by "
+            "program: Wilson's over the effective number of questions, and Student's. worst case: share of programs "
+            "all of whose variants are right."
+        )
     base = next((i for i, run in enumerate(data.runs) if run["arm"] == "base"), None)
     if base is None:
         notes.append("no run of the base model, so no McNemar test: `torchrun grpo.py --name base --steps 0`.")
@@ -590,23 +630,24 @@ def main_table(runs, data):
         cells, tests, seeds = [], [], data.arms()[run["arm"]]
         for name, at in sets.items():
             mine = data.right[i, at]
-            low, high = wilson(mine.sum(), len(mine))
+            low, high = interval(mine, drawn.get(name))
             cells.append("" if math.isnan(low) else f"{points(mine.mean())} [{points(low)}, {points(high)}]")
             if base not in (None, i) and (found := compare(data, i, base, at)):
-                won, lost = found[:2]
-                tests.append(f"{name} p = {p_value(mcnemar(won, lost))} ({won} won, {lost} lost)")
+                won, lost, _, p, _ = found
+                tests.append(f"{name} p = {p_value(p)}{' by program' * (name in drawn)} ({won} won, {lost} lost)")
         for name, ids in drawn.items():
             mine = data.right[i, sets[name]]
             cells.append(points(np.mean([mine[ids == id].min() for id in set(ids)])))
         paper = PAPER_DYNAMATH.get(run["arm"], "")
         told = [PAPER_LOST.get(run["arm"], "yes" if paper == SIX else ""), paper]
-        rows.append([run["name"], run["seed"], *cells, delivered(data, i), *told])
+        rows.append([run["name"], run["seed"], *cells, delivered(data, run["arm"], run["seed"]), *told])
         if tests:
             rival = data.runs[base]["name"]
             notes.append(f"{run['name']} against {rival}, exact two-sided McNemar, p uncorrected: {', '.join(tests)}.")
         if len(seeds) > 1 and i == seeds[-1]:
             cells = [seed_mean(data.right[seeds][:, at].mean(1)) for at in sets.values()] + [""] * len(drawn)
-            rows.append([f"{run['arm']}, mean", f"{len(seeds)} seeds", *cells, "", *told])
+            cells.append(delivered(data, run["arm"], None))
+            rows.append([f"{run['arm']}, mean", f"{len(seeds)} seeds", *cells, *told])
     return f"Accuracy, % ({data.source})", rows, notes + data.notes
 
 
@@ -620,29 +661,34 @@ def seed_mean(values):
 
 
 def pairs_table(runs, data):
-    """Every two arms of one seed on every set: exact McNemar, mid-p, Holm over the pairs of that set and seed."""
-    header = ["set", "seed", "pair", "difference", "won", "lost", "exact p", "mid-p", "Holm p", "p by program"]
-    rows = [[*header, "detectable", "declared", "paper"]]
-    for (name, at), seed in itertools.product(data.sets().items(), sorted({run["seed"] for run in data.runs})):
-        rivals = [i for i, run in enumerate(data.runs) if run["seed"] == seed and run["arm"] != "base"]
+    """Every two arms of one seed on every set, and over their seeds: exact McNemar, mid-p, Holm over the pairs."""
+    header = ["set", "seed", "pair", "difference", "won", "lost", "exact p", "mid-p", "Holm p", "clustered p"]
+    rows, arms = [[*header, "detectable", "declared", "paper"]], data.arms(base=False)
+    seeds = sorted({run["seed"] for run in data.runs})
+    for (name, at), seed in itertools.product(data.sets().items(), [*seeds, *[None] * (len(seeds) > 1)]):
         family = []
-        for i, j in itertools.combinations(rivals, 2):
-            i, j = (j, i) if (data.runs[j]["arm"], data.runs[i]["arm"]) in DECLARED else (i, j)
-            if found := compare(data, i, j, at):
-                family.append(((data.runs[i]["arm"], data.runs[j]["arm"]), *found))
-        adjusted = dict(zip([arms for arms, *_ in family], holm([mcnemar(*x[1:3]) for x in family]), strict=True))
-        for arms, won, lost, gap, robust in sorted(family, key=lambda x: x[0] not in DECLARED):
-            row = [name, seed, " - ".join(arms), f"{100 * gap:+.1f}", won, lost]
-            row += map(p_value, (mcnemar(won, lost), mcnemar_mid(won, lost), adjusted[arms], robust))
-            least = detectable(won + lost)
-            row += [points(least / len(at)) if least else "", "yes" if arms in DECLARED else ""]
-            rows.append([*row, PAPER_PAIRS.get((name, *arms), "")])
+        for pair in itertools.combinations(arms, 2):
+            pair = pair[::-1] if pair[::-1] in DECLARED else pair
+            if found := duel(data, *pair, at, seed):
+                family.append((pair, *found))
+        adjusted = dict(zip([pair for pair, *_ in family], holm([p for *_, p, _ in family]), strict=True))
+        for pair, won, lost, gap, p, half in sorted(family, key=lambda x: x[0] not in DECLARED):
+            row = [name, "all" if seed is None else seed, " - ".join(pair), f"{100 * gap:+.1f}", won, lost]
+            row += ["", ""] if seed is None else [p_value(mcnemar(won, lost)), p_value(mcnemar_mid(won, lost))]
+            row += [p_value(adjusted[pair]), "" if half is None else p_value(p)]
+            least = (detectable(won + lost) or math.nan) / len(at) if half is None else half
+            rows.append([*row, points(least), "yes" if pair in DECLARED else "", PAPER_PAIRS.get((name, *pair), "")])
     notes = [
         "difference in points; won, lost: questions that only the first, only the second arm got right.",
-        "Holm p: over all pairs of one set and seed. Of a contrast declared before any run the exact p holds as it is.",
-        "p by program: variants of one program (seed_id) are not independent; where there is this p, it holds.",
-        "detectable: points at which this pair's number of discordant questions would give an exact p below 0.05.",
+        "clustered p: by program, as variants of one program (seed_id) are not independent; in rows of seed all, which "
+        "are over the seeds that both arms have, by seed. Where there is this p it holds, not the exact p.",
+        "Holm p: of the p that holds, over all pairs of one set and seed. Of a contrast declared before any run that p "
+        "holds as it is.",
+        "detectable: points that would give p below 0.05, the exact p at this pair's number of discordant questions, "
+        "the clustered p at this pair's scatter.",
     ]
+    if len(rows) == 1:
+        notes = ["there is no pair: it takes two arms beside the base, of one seed, that were asked the same set."]
     return f"Pairs of arms ({data.source})", rows, notes + data.notes
 
 
@@ -667,10 +713,9 @@ def contrast(data, left, right, at):
 def methods_table(runs, data):
     """The seven statements on methods in the paper's abstract and introduction, as contrasts of arms."""
     rows, sets = [["statement", "set", "contrast", "difference", "95 %", "p", "seeds", "paper"]], data.sets()
-    for (statement, left, low, right, high, *paper), k in itertools.product(METHODS, (0, 1)):
-        name = ("combined", data.transfer())[k]
-        if name not in sets:
-            continue
+    goals = ["combined", data.transfer()]
+    names = [name for name in goals if name in sets] or list(sets)
+    for (statement, left, low, right, high, *paper), name in itertools.product(METHODS, names):
         score = {arm: x for arm, x in data.score(sets[name]).items() if not math.isnan(x)}
         absent = [arm for arm in left + right if arm not in score]
         end = lambda group, of, score=score: [of((x for x in group if x in score), key=score.get, default="")]
@@ -683,8 +728,11 @@ def methods_table(runs, data):
             bounds = f"{100 * (gap - half):+.1f} to {100 * (gap + half):+.1f}"
             row += [f"{100 * gap:+.1f}", "seeds agree, no bound" if math.isnan(half) else bounds]
             row += ["" if low or high else p_value(p), seeds]
-        rows.append([*row, *[""] * (7 - len(row)), paper[k]])
-    notes = [
+        rows.append([*row, *[""] * (7 - len(row)), dict(zip(goals, paper, strict=True)).get(name, "")])
+    missing = [] if "combined" in sets else ["combined (it takes old and sparse)"]
+    missing += [] if data.transfer() else [NO_TRANSFER]
+    notes = [f"no {' and no '.join(missing)}: contrasts on {', '.join(names)}."] if missing else []
+    notes += [
         "difference in points. 95 %: over seeds, paired by seed, by Student's t; with one seed over questions.",
         "1, 6 and 7 set the lowest or highest arm of a group against another, chosen by its result: so without a p.",
         "paper: read off its abstract and introduction (its section 5 was not at hand): points, or DynaMath accuracy.",
@@ -743,6 +791,10 @@ def reversal_table(runs, data):
         f"p: two-sided; exact over all orders up to 11 arms, else by {DRAWS:,} random ones, seed 0. Arms that share "
         "code and a prior are no independent sample: read p as a description.",
     ]
+    if not transfer:
+        notes.insert(0, f"no {NO_TRANSFER}: every set against every other.")
+    if len(rows) == 1:
+        notes = [f"there is nothing to rank but {', '.join(sets)}: --by cuts a set by an attribute of its questions."]
     return f"Does a set rank the arms as {transfer or 'another'} does? ({data.source})", rows, notes + data.notes
 
 
@@ -961,11 +1013,11 @@ def draw_transfer(plt, runs, data):
     marked = []
     for axis, name in zip(axes[:, 0], known, strict=True):
         pair = [sets[name], sets[data.transfer()]]
-        pair_scores = [data.score(at) for at in pair]
-        spots = {arm: np.array([score[arm] for score in pair_scores]) for arm in arms}
+        scores = [data.score(at) for at in pair]
+        spots = {arm: np.array([score[arm] for score in scores]) for arm in arms}
         spots = {arm: spot for arm, spot in spots.items() if np.isfinite(spot).all()}
         for arm, spot in spots.items():
-            x, y = 100 * np.sqrt(spot * (1 - spot) / [len(at) for at in pair])
+            x, y = (100 * data.error(arms[arm], at) for at in pair)
             look = dict(color=style(arm)["color"], ecolor="0.85", elinewidth=0.6)
             axis.errorbar(*100 * spot, y, x, fmt="o", ms=4, **look)
         axis.set(xlabel=f"{name}, % right", ylabel=f"{data.transfer()}, % right")

@@ -271,6 +271,25 @@ def test_clusters_of_one_are_the_paired_t_test_and_equal_ones_that_of_their_mean
     assert math.isnan(analyze.clustered(gaps[:1], [0])[2])
 
 
+def test_intervals_and_errors_allow_for_questions_of_one_program():
+    draw = np.random.default_rng(1)
+    right = (draw.random(400) < np.repeat(draw.random(40), 10)).astype(float)  # 40 programs, each of its own difficulty
+    programs, means = np.repeat(np.arange(40), 10), right.reshape(40, 10).mean(1)
+    low, high = analyze.interval(right, programs)
+    scale = stats.norm.ppf(0.975) * stats.sem(means)
+    assert (low, high) == pytest.approx((means.mean() - scale, means.mean() + scale), abs=0.01)
+    assert analyze.interval(right, None) == analyze.wilson(right.sum(), 400)
+    assert analyze.interval(right, range(400)) == pytest.approx(analyze.wilson(right.sum(), 400), abs=1e-3)
+    for alike in (np.zeros(400), np.ones(400), np.tile([0.0, 1.0], 200)):  # nothing between programs: 40 of them
+        assert analyze.interval(alike, programs) == pytest.approx(analyze.wilson(40 * alike.mean(), 40))
+    arms = {"grpo": {"old": right.astype(int), "sparse": right.astype(int)}}
+    ids = {"old": [""] * 400, "sparse": programs}
+    data = outcomes({"old": 400, "sparse": 400}, arms, seed_id=ids)
+    p = right.mean()
+    assert data.error([0], data.sets()["old"]) == pytest.approx(math.sqrt(p * (1 - p) / 400))
+    assert data.error([0], data.sets()["sparse"]) == pytest.approx(stats.sem(means))
+
+
 # ---- published outcomes
 
 
@@ -287,7 +306,15 @@ def test_published_dynamath_outcomes_give_the_published_accuracies(published):
     for arm, average, worst in [("Qwen2-7B", 42.1, 13.8), ("GPT4o", 63.3, 34.7), ("claude3.5", 64.8, 35.7),
                                 ("llava1.5-7B", 16.4, 1.8)]:  # fmt: skip
         row = find(rows, run=arm)
-        assert row["dynamath_results (n = 5010)"].split()[0] == str(average)
+        cell = row["dynamath_results (n = 5010 of 501 programs)"]
+        assert cell.split()[0] == str(average)
+        low, high = (float(x.strip("[],")) for x in cell.split()[1:])
+        programs = np.unique(published.column("seed_id").astype(int), return_inverse=True)[1]
+        right = published.right[[run["name"] for run in published.runs].index(arm)]
+        means = np.bincount(programs, right) / np.bincount(programs)  # of 10 variants each: one number a program
+        t_low, t_high = stats.t.interval(0.95, 500, means.mean(), stats.sem(means))
+        assert (low, high) == pytest.approx((100 * t_low, 100 * t_high), abs=0.25)
+        assert high - low > 1.7 * 100 * np.subtract(*analyze.wilson(right.sum(), 5010)[::-1])
         assert row["dynamath_results, worst case (n = 501)"] == str(worst)
     rows = table("composition", published)[1]
     assert find(rows, who="Qwen2-7B")["multiple choice"] == "60.4"
@@ -301,14 +328,17 @@ def test_published_dynamath_outcomes_in_pairs(published):
         row = find(rows, pair=pair)
         assert (row["won"], row["lost"]) == (won, lost)
         assert float(row["exact p"]) == pytest.approx(p, rel=5e-3) and float(row["mid-p"]) < p
-        assert float(row["Holm p"]) >= float(row["exact p"]) and row["declared"] == ""
-        assert float(row["p by program"]) > p  # ten variants of a program are not ten questions
+        assert float(row["clustered p"]) > p and row["declared"] == ""  # ten variants are not ten questions
+    number = lambda row, name: float(row[rows[0].index(name)].removeprefix("< "))
+    holm, ps = ([number(row, name) for row in rows[1:]] for name in ("Holm p", "clustered p"))
+    assert holm == pytest.approx(analyze.holm(ps), rel=0.02)  # of the printed, rounded p
 
 
 def test_published_dynamath_outcomes_slice_by_type(published, capsys):
     analyze.main(["main", "reversal", "--outcomes", str(OUTCOMES), "--by", "answer_type"])
     out = capsys.readouterr().out
-    assert "float (n = 2960)" in out and "multiple choice (n = 1740)" in out and "text (n = 310)" in out
+    for part in ("float (n = 2960 of 296", "multiple choice (n = 1740 of 174", "text (n = 310 of 31"):
+        assert f"{part} programs)" in out
     assert out.count("Monte Carlo") == 3  # three pairs of slices, 14 arms
 
 
@@ -467,7 +497,7 @@ def test_a_prior_is_delivered_where_it_beats_grpo_on_both_sets():
     assert rows[0][2:6] == ["old (n = 40)", "sparse (n = 40)", "combined (n = 80)", "cross (n = 40)"]
     verdicts = {row[0]: row[rows[0].index("delivered")] for row in rows[1:]}
     assert verdicts == {"base": "", "grpo": "", "grpo-s1": "", "grpo, mean": "", "hintonly": "yes", "opd": "no",
-                        "reopd-s2": "", "vapo": "no", "vapo-s1": "no", "vapo, mean": "",
+                        "reopd-s2": "", "vapo": "no", "vapo-s1": "no", "vapo, mean": "no",
                         "stack-s1": "no"}  # fmt: skip
 
 
@@ -478,7 +508,12 @@ def test_the_worst_case_is_by_program_and_so_is_the_test():
     assert find(table("main", data)[1], run="stack")["dynamath, worst case (n = 8)"] == "25.0"
     row = find(table("pairs", data)[1], pair="grpo - stack")
     means = np.array(stack).reshape(8, 5).mean(1)
-    assert row["p by program"] == f"{stats.ttest_1samp(means, 0).pvalue:.3g}" and float(row["exact p"]) < 0.001
+    test = stats.ttest_1samp(means, 0)
+    assert row["clustered p"] == row["Holm p"] == f"{test.pvalue:.3g}" and float(row["exact p"]) < 0.001
+    low, high = test.confidence_interval()
+    assert row["detectable"] == f"{50 * (high - low):.1f}"
+    data.runs[0]["arm"] = "base"
+    assert table("main", data)[2][-2].endswith(f": dynamath p = {test.pvalue:.3g} by program (12 won, 0 lost).")
 
 
 def test_main_refuses_when_a_verdict_is_missing():
@@ -599,7 +634,7 @@ def test_pairs_are_of_one_seed_and_holm_is_over_one_set_and_seed():
     names = ["base", "grpo", "hintonly", "stack", "vapohl", "vapo", "vapo-s1", "vapohl-s1"]
     arms = {name: {s: [draw.randrange(2) for _ in range(60)] for s in ("old", "sparse")} for name in names}
     _, rows, notes = table("pairs", outcomes({"old": 60, "sparse": 60}, arms))
-    assert len(rows) - 1 == 3 * (10 + 1)  # old, sparse, combined
+    assert len(rows) - 1 == 3 * (10 + 1 + 1)  # old, sparse, combined; seed 0, seed 1, both
     of = [row for row in rows[1:] if row[:2] == ["combined", 0]]
     assert [row[2] for row in of if row[11]] == ["hintonly - grpo", "stack - hintonly", "vapohl - vapo"]
     assert [row[11] for row in of] == ["yes"] * 3 + [""] * 7
@@ -610,8 +645,14 @@ def test_pairs_are_of_one_seed_and_holm_is_over_one_set_and_seed():
         assert row[3:7] == [f"{(won - lost) / 1.2:+.1f}", won, lost, f"{binomtest(won, won + lost).pvalue:.3g}"]
     ps = [binomtest(row[4], row[4] + row[5]).pvalue for row in of]
     assert [row[8] for row in of] == [f"{p:.3g}" for p in analyze.holm(ps)]
-    assert [row[-1] for row in rows[1:] if row[-1]] == ["+14.4"] * 2  # vapohl - vapo combined, each seed
+    assert [row[-1] for row in rows[1:] if row[-1]] == ["+14.4"] * 3  # vapohl - vapo combined, each seed and both
     assert find(rows, set="old", seed=1)["pair"] == "vapohl - vapo" and find(rows, set="old", seed=1)["Holm p"] != ""
+    gaps = [np.mean(both(f"vapohl{s}")) - np.mean(both(f"vapo{s}")) for s in ("", "-s1")]
+    test = stats.ttest_1samp(gaps, 0)
+    assert list(find(rows, set="combined", seed="all").values())[2:] == [
+        "vapohl - vapo", f"{100 * np.mean(gaps):+.1f}", "", "", "", "", *[f"{test.pvalue:.3g}"] * 2,
+        f"{100 * (test.confidence_interval().high - np.mean(gaps)):.1f}", "yes", "+14.4",
+    ]  # fmt: skip
 
 
 def test_methods_are_paired_by_seed():
@@ -679,6 +720,25 @@ def test_reversal_leaves_the_base_out_and_takes_three_arms():
     assert {row[4] for row in table("reversal", data)[1][1:]} == {10}
     data.runs, data.right = data.runs[:3], data.right[:3]
     assert {tuple(row[4:9]) for row in table("reversal", data)[1][1:]} == {(2, "", "", "", "")}
+
+
+@pytest.mark.parametrize("sets, words", [
+    (["mine"], {"methods": "no combined (it takes old and sparse) and no transfer set (dynamath or cross): contrasts on "
+                           "mine.",
+                "reversal": "there is nothing to rank but mine: --by cuts a set by an attribute of its questions."}),
+    (["old", "sparse"], {"methods": "no transfer set (dynamath or cross): contrasts on combined.",
+                         "reversal": "no transfer set (dynamath or cross): every set against every other."}),
+    (["sparse", "cross"], {"methods": "no combined (it takes old and sparse): contrasts on cross."}),
+])  # fmt: skip
+def test_without_a_transfer_set_a_table_says_so_and_uses_what_there_is(sets, words):
+    arms = {arm: {name: [k, 1, 0] for name in sets} for arm, k in (("grpo", 0), ("hintonly", 1), ("opd", 1))}
+    data = outcomes(dict.fromkeys(sets, 3), arms)
+    for name, note in words.items():
+        _, rows, notes = table(name, data)
+        assert notes[0] == note and (len(rows) > 1) == (note[:8] != "there is")
+    data = outcomes(dict.fromkeys(sets, 3), {"base": arms["grpo"], "grpo": arms["grpo"], "opd-s1": arms["opd"]})
+    _, rows, notes = table("pairs", data)
+    assert len(rows) == 1 and notes[0].startswith("there is no pair: it takes two arms beside the base, of one seed")
 
 
 # ---- composition, audit, hacking: a set with options

@@ -174,7 +174,7 @@ def world(tmp_path, monkeypatch):
                 json.dumps(line) + "\n" for line in lines
             )  # ASCII, so that it may hold half a surrogate pair
             (tmp_path / f"runs/{arm}-s0/outputs.jsonl").write_text(text)
-        return [str(path) for path in sorted((tmp_path / "runs").iterdir())]
+        return [str(path) for path in sorted(Path("runs").iterdir())]
 
     return build
 
