@@ -22,9 +22,11 @@ Sets are known by name: `old` and `sparse` are in domain, together `combined`; t
 there is none `cross`. Arms are averaged over their seeds, and two arms are compared on the seeds they share.
 
 An outcomes file is a CSV of one row a question. A column of 0 and 1 alone is an arm, named as an arm or a run (`grpo`,
-`grpo-s1`); every other column is an attribute, to slice by with --by. Some names are never arms and have a meaning:
-`set`, `id`, `kind` (`choice` or `free`) or `answer_type` (`multiple choice`), `seed_id` and `variant` (questions drawn
-from one program).
+`grpo-s1`); every other column is an attribute, to slice by with --by. --arms names the arms where that is not so.
+Some names are never arms and have a meaning: `set`, `id`, `source`, `subject`, `level`; `kind` (`choice` or `free`) or
+`answer_type` (`multiple choice`); `seed_id` and `variant` (questions drawn from one program); of multiple choice
+`options` (how many), `gold` and `shortest` (letters of the reference and of the first of the shortest options) and
+`bare_letter` (the runs that said a letter and nothing else).
 """
 
 import argparse
@@ -90,7 +92,10 @@ DECLARED = [  # contrasts named before any run, first less second: their p needs
     ("opd-annealed", "opd-gated"), ("stack", "hintonly"), ("stack", "opd-annealed"),
 ]  # fmt: skip
 TERMS = ("instruction", "max_new_tokens", "max_pixels")  # flags under which answers are comparable
-ATTRIBUTES = ("set", "id", "kind", "answer_type", "seed_id", "variant")  # columns of an outcomes file that are no arms
+ATTRIBUTES = (  # columns of an outcomes file that are no arms
+    "set", "id", "source", "subject", "level", "kind", "answer_type", "seed_id", "variant",
+    "options", "gold", "shortest", "bare_letter",
+)  # fmt: skip
 NO_TRANSFER = "transfer set (dynamath or cross)"
 PROBES = ("shuffled", "blank")  # copies of a set by data/probes/prepare.py: <set>-shuffled and <set>-blank
 DRAWS = 200_000  # of a permutation test that has too many permutations to count
@@ -172,7 +177,7 @@ class Outcomes:
 
     def choice(self, at, wanted=True):
         """Those of the columns `at` that are multiple choice, or those that are not."""
-        kind = lambda x: x.get("kind") or x.get("answer_type") or ("choice" if x.get("choices") else "")
+        kind = lambda x: x.get("kind") or x.get("answer_type") or ("choice" if x.get("options") else "")
         return np.array([i for i in at if ("choice" in kind(self.items[i])) == wanted], dtype=int)
 
     def score(self, at, right=None, base=True):
@@ -217,6 +222,16 @@ def check_terms(runs):
                 )
 
 
+def option_facts(row):
+    """What composition asks of a row of multiple choice: how many options there are, and the letters of the reference
+    and of the first of the shortest."""
+    names = letters(row["choices"])
+    if not names:
+        return {}
+    shortest = names[min(range(len(names)), key=lambda k: len(row["choices"][k]))]
+    return {"options": len(names), "gold": names[pick(row["answer"], row["choices"])], "shortest": shortest}
+
+
 def judged(runs, path):
     """Verdicts joined with those runs that are finished -> Outcomes. Stops with a sentence where one is missing."""
     judge, verdicts = read_verdicts(path)
@@ -229,14 +244,16 @@ def judged(runs, path):
     check_terms(done)
     answers, items, missing = [read_answers(run["dir"]) for run in done], {}, []
     for file in dict.fromkeys(file for run in done for file in eval_paths(run)):
-        items |= {(file.stem, row["id"]): row | {"set": file.stem} for row in read_jsonl(file)}
-    at = {key: i for i, key in enumerate(items)}
+        items |= {(file.stem, row["id"]): row | option_facts(row) | {"set": file.stem} for row in read_jsonl(file)}
+    at, rows = {key: i for i, key in enumerate(items)}, [row | {"bare_letter": ""} for row in items.values()]
     right, output = np.full((len(done), len(items)), np.nan), np.full((len(done), len(items)), None, dtype=object)
     for r, mine in enumerate(answers):
         unjudged = []
         for answer in mine:
             i, verdict = at[answer["set"], answer["id"]], verdicts.get(answer["key"])
             output[r, i] = answer["output"]
+            if re.fullmatch(r"\W*(?:<answer>)?\W*[A-Za-z]\W*(?:</answer>)?\W*", answer["output"]):
+                rows[i]["bare_letter"] += f" {done[r]['name']}"
             if isinstance(verdict, bool):
                 right[r, i] = verdict
             else:
@@ -252,32 +269,40 @@ def judged(runs, path):
         command = f"python judge.py {home}/*{options}"
         raise SystemExit(f"verdicts are missing ({', '.join(missing)}): run `{command}`{other}.")
     source = "rule judge, not comparable with the paper's LLM judge" if judge == "rule" else f"judge: {judge}"
-    return Outcomes(source, done, list(items.values()), right, output, notes, path)
+    return Outcomes(source, done, rows, right, output, notes, path)
 
 
-def read_outcomes(path):
-    """An outcomes file -> Outcomes. Stops with a sentence where a column could be an arm and is none."""
-    if not path.exists():
+def read_outcomes(path, arms=()):
+    """An outcomes file -> Outcomes, its arms those named, else all columns of 0 and 1 but ATTRIBUTES. Stops with a
+    sentence where a column could be an arm and is none."""
+    if not path.is_file():
         raise SystemExit(f"{path} does not exist: name a CSV of one row a question and one column of 0 and 1 an arm.")
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        header, *lines = [row for row in csv.reader(file) if row] or [[]]
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            header, *lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[]]
+    except UnicodeDecodeError:
+        raise SystemExit(f"{path} is not UTF-8: save it as UTF-8.") from None
+    if "" in header:
+        raise SystemExit(f"{path}, column {header.index('') + 1} has no name: name it or remove it.")
     for number, line in enumerate(lines, 2):
         if len(line) != len(header):
             raise SystemExit(f"{path}, row {number} has {len(line)} cells, the header {len(header)}: repair that row.")
     columns, runs = dict(zip(header, zip(*lines, strict=True), strict=False)), []
-    for name in [name for name in columns if name not in ATTRIBUTES]:
+    if unknown := [name for name in arms if name not in columns]:
+        raise SystemExit(f"{path} has no column {unknown[0]}, which --arms names: choose from {', '.join(header)}.")
+    for name in arms or [name for name in columns if name not in ATTRIBUTES]:
         values = {value.lower() for value in columns[name]}
         if values <= {"0", "1"}:
             arm, seed = re.fullmatch(r"(.+?)(?:-s(\d+))?", name).groups()
             runs.append({"name": name, "arm": arm, "seed": int(seed or 0)})
-        elif {"0", "1"} <= values or values <= {"0", "1", "", "0.0", "1.0", "true", "false", "nan"}:
+        elif arms or {"0", "1"} <= values or values <= {"0", "1", "", "0.0", "1.0", "true", "false", "nan"}:
             number, odd = next((i, x) for i, x in enumerate(columns[name], 2) if x not in ("0", "1"))
             raise SystemExit(
                 f"{path}, row {number}: the column {name!r} holds {odd!r}. An arm is 0 or 1 in every row and an "
-                "attribute never both: write all its cells so, or name its values otherwise."
+                "attribute never both: write all its cells so, or name the arms with --arms."
             )
-    if not runs:
-        raise SystemExit(f"{path} has no arm: no column but {', '.join(ATTRIBUTES)} holds 0 and 1 alone.")
+    if not (runs and lines):
+        raise SystemExit(f"{path} has no arm: no column but attributes (see --help) holds 0 and 1 alone.")
     if len(columns) < len(header) or len({(run["arm"], run["seed"]) for run in runs}) < len(runs):
         raise SystemExit(f"{path} has two columns for one run or attribute ({', '.join(header)}): rename one.")
     runs.sort(key=place)  # stable: other arms keep the order of the file
@@ -286,6 +311,7 @@ def read_outcomes(path):
     items = [{"set": path.stem, "id": i} | {name: columns[name][i] for name in others} for i in range(len(lines))]
     names = [", ".join(run["name"] for run in runs), ", ".join(others) or "none"]
     notes = [f"{path}: {len(runs)} columns are arms ({names[0]}), the others attributes ({names[1]})."]
+    notes[0] += "" if arms else " --arms names the arms where this is not so."
     return Outcomes(f"outcomes of {path.name}", runs, items, right, notes=notes)
 
 
@@ -293,6 +319,7 @@ def write_outcomes(data, path):
     """Outcomes as a CSV that --outcomes reads: the questions that every run was asked."""
     asked = np.flatnonzero(np.isfinite(data.right).all(0))
     kept = [name for name in ATTRIBUTES if any(name in item for item in data.items)]
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow([*kept, *(run["name"] for run in data.runs)])
@@ -803,20 +830,18 @@ def composition_table(runs, data):
     rows, notes = [["set", "who", "all", "multiple choice", "less chance", "others", "bare letter"]], []
     for name, at in data.sets().items():
         some, rest = data.choice(at), data.choice(at, False)
-        listed = [i for i in some if data.items[i].get("choices")]
-        options = [data.items[i]["choices"] for i in listed]
-        sizes = [len(x) for x in options]
-        golds = [pick(data.items[i]["answer"], x) for i, x in zip(listed, options, strict=True)]
-        short = [min(range(len(x)), key=lambda k, x=x: len(x[k])) for x in options]
-        guesses = {"always B": [1] * len(golds), "shortest": short}
-        guesses = {who: np.equal(said, golds).astype(float) for who, said in guesses.items()} if listed else {}
+        listed = [i for i in some if re.fullmatch(r"[1-9]\d*", str(data.items[i].get("options")))]
+        sizes, golds, short = ([data.items[i].get(x, "") for i in listed] for x in ("options", "gold", "shortest"))
+        sizes = [int(size) for size in sizes]
         chance = np.array([1 / k for k in sizes])
+        guesses = {"always B": ["B"] * len(golds), "shortest": short}
+        guesses = {who: np.array([x == y for x, y in zip(said, golds, strict=True)]) for who, said in guesses.items()}
         less = lambda mine, chance=chance: points((mine - chance).sum() / (1 - chance).sum()) if len(mine) else ""
         for who, mine in (guesses | {"random": chance}).items() if listed else ():
             rows.append([name, who, points(mine.sum() / len(at)), points(mine.mean()), less(mine), "0.0", ""])
         for i, run in enumerate(data.runs):
-            said = [] if data.output is None else [x for x in data.output[i, some] if x is not None]
-            bare = mean(bool(re.fullmatch(r"\W*(?:<answer>)?\W*[A-Za-z]\W*(?:</answer>)?\W*", x)) for x in said)
+            asked = [data.items[k] for k in some if np.isfinite(data.right[i, k])]
+            bare = mean(run["name"] in item["bare_letter"].split() for item in asked if "bare_letter" in item)
             mine = [points(data.right[i, part].mean()) if len(part) else "" for part in (at, some, rest)]
             rows.append([name, run["name"], *mine[:2], less(data.right[i, listed]), mine[2], percent(bare)])
         counts = "".join(f", {sizes.count(k)} with {k} options" for k in sorted(set(sizes)))
@@ -1094,6 +1119,7 @@ def main(argv=None):
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of run folders")
     parser.add_argument("--verdicts", type=Path, help=f"{VERDICTS} in that folder, unless given")
     parser.add_argument("--outcomes", type=Path, metavar="FILE", help="a CSV of outcomes, instead of runs")
+    parser.add_argument("--arms", default="", metavar="A,B,...", help="those of its columns that are arms")
     parser.add_argument("--by", metavar="ATTRIBUTE", help="slice the questions by this, not by evaluation set")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the outcomes as a CSV")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw into this folder")
@@ -1102,13 +1128,15 @@ def main(argv=None):
         raise SystemExit(f"there is no table {unknown[0]}: choose from {', '.join(TABLES)}.")
     if args.outcomes and (away := [name for name in args.table if name not in OF_OUTCOMES]):
         raise SystemExit(f"the table {away[0]} needs run folders, not outcomes alone: leave --outcomes out.")
+    arms = [name.strip() for name in args.arms.split(",") if name.strip()]
+    if arms and not args.outcomes:
+        raise SystemExit("--arms names columns of an outcomes file: give --outcomes as well.")
     every = [] if args.save or args.figures else OF_OUTCOMES if args.outcomes else TABLES
     runs, data = [] if args.outcomes else load(args.runs), None
     for name in [*(args.table or every), *["save"] * bool(args.save), *["figures"] * bool(args.figures)]:
         if data is None and name not in OF_TRAINING:
-            data = (
-                read_outcomes(args.outcomes) if args.outcomes else judged(runs, args.verdicts or args.runs / VERDICTS)
-            )
+            verdicts = args.verdicts or args.runs / VERDICTS
+            data = read_outcomes(args.outcomes, arms) if args.outcomes else judged(runs, verdicts)
             if args.by:
                 slice_by(data, args.by)
         if name == "save":

@@ -589,8 +589,14 @@ def test_arms_and_attributes_of_an_outcomes_file():
     assert data.right.tolist() == [[1, 0], [1, 1], [0, 0]]
     assert data.items[1] == {"set": "o", "id": 1, "level": "2", "variant": "1", "seed_id": "1"}
     assert data.notes == [
-        "o.csv: 3 columns are arms (grpo-s1, grpo, x-1), the others attributes (level, variant, seed_id)."
+        "o.csv: 3 columns are arms (grpo-s1, grpo, x-1), the others attributes (level, variant, seed_id). --arms names "
+        "the arms where this is not so."
     ]
+    Path("o.csv").write_text("level , grpo-s1,variant,x-1, grpo,seed_id\n1, 1,0,0 ,1,0\n2,0,1,0 , 1 ,1\n")
+    blanks = analyze.read_outcomes(Path("o.csv"))
+    assert (blanks.runs, blanks.items, blanks.notes) == (data.runs, data.items, data.notes)
+    named = analyze.read_outcomes(Path("o.csv"), ["x-1", "grpo"])
+    assert [run["name"] for run in named.runs] == ["grpo", "x-1"] and named.items[0]["grpo-s1"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -600,17 +606,31 @@ def test_arms_and_attributes_of_an_outcomes_file():
         ("set,grpo\nold,1.0\nold,0.0\n", "row 2: the column 'grpo' holds '1.0'"),
         ("set,grpo\nold,True\n", "row 2: the column 'grpo' holds 'True'"),
         ("grpo,vapo\n0,1\n1,1\n1,0\n2,1\n", "row 5: the column 'grpo' holds '2'"),
-        ("set,kind\nold,1\n", "has no arm: no column but set, id, kind"),
+        ("set,kind\nold,1\n", "has no arm: no column but attributes"),
         ("", "has no arm"),
         ("set,grpo\nold,1\nold\n", "row 3 has 1 cells, the header 2"),
         ("set,grpo,grpo\nold,1,1\n", "two columns for one run"),
+        ("grpo,,vapo\n0,3,1\n", "^o.csv, column 2 has no name: name it or remove it"),
+        (",grpo\n0,1\n", "column 1 has no name"),
+        ("set,grpo\nß,1\n".encode("latin-1"), "^o.csv is not UTF-8: save it as UTF-8"),
+        ("set,grpo\n", "has no arm"),
         ("grpo-s0,grpo\n1,1\n", "two columns for one run"),
     ],
 )
 def test_an_outcomes_file_that_is_not_clear_is_refused(text, words):
-    Path("o.csv").write_text(text)
+    Path("o.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SystemExit, match=words):
         analyze.read_outcomes(Path("o.csv"))
+
+
+def test_arms_that_are_named_have_to_be_columns_of_0_and_1():
+    Path("o.csv").write_text("level,grpo\n1,1\n2,0\n")
+    for arms, words in (("grpo,vapo", "^o.csv has no column vapo, which --arms names: choose from level, grpo"),
+                        ("level", "row 3: the column 'level' holds '2'")):  # fmt: skip
+        with pytest.raises(SystemExit, match=words):
+            analyze.main(["main", "--outcomes", "o.csv", "--arms", arms])
+    with pytest.raises(SystemExit, match="^--arms names columns of an outcomes file: give --outcomes as well"):
+        analyze.main(["main", "--arms", "grpo"])
 
 
 def test_outcomes_of_runs_give_the_same_tables_from_a_file():
@@ -723,8 +743,8 @@ def test_reversal_leaves_the_base_out_and_takes_three_arms():
 
 
 @pytest.mark.parametrize("sets, words", [
-    (["mine"], {"methods": "no combined (it takes old and sparse) and no transfer set (dynamath or cross): contrasts on "
-                           "mine.",
+    (["mine"], {"methods": "no combined (it takes old and sparse) and no transfer set (dynamath or cross): contrasts "
+                           "on mine.",
                 "reversal": "there is nothing to rank but mine: --by cuts a set by an attribute of its questions."}),
     (["old", "sparse"], {"methods": "no transfer set (dynamath or cross): contrasts on combined.",
                          "reversal": "no transfer set (dynamath or cross): every set against every other."}),
@@ -789,6 +809,16 @@ def test_composition_recomputes_by_hand():
     )
     assert said in notes
     assert find(rows, set="sparse", who="grpo-s0")["multiple choice"] == ""
+
+
+def test_composition_is_the_same_from_a_saved_file():
+    by_rule([write_choices(arm, said) for arm, said in SAID.items()])
+    analyze.main(["--save", "new/folder/saved.csv"])
+    saved = analyze.read_outcomes(Path("new/folder/saved.csv"))
+    for name in ("main", "composition"):
+        (_, rows, notes), (_, again, same) = table(name), table(name, saved)
+        assert again == rows and same[:-1] == notes, name
+    assert {row[1] for row in rows[1:]} == {"always B", "random", "shortest", "base-s0", "grpo-s0"}
 
 
 def test_audit_shows_a_rule_that_turns_the_ranking_round():
