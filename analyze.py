@@ -42,7 +42,19 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from judge import VERDICTS, extract, grade, letters, need, pick, read_answers, read_config, read_jsonl, read_verdicts
+from judge import (
+    VERDICTS,
+    eval_paths,
+    extract,
+    grade,
+    letters,
+    need,
+    pick,
+    read_answers,
+    read_config,
+    read_jsonl,
+    read_verdicts,
+)
 
 need("numpy", "scipy", "tqdm")
 
@@ -135,16 +147,16 @@ def place(run):
 
 def read_metrics(path):
     """A run's metrics, one dict a step, less the torn last line of a run that was killed or is writing."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    whole, _, torn = text.rpartition("\n")
-    if not torn:
-        return read_jsonl(path) if text else []
-    rows = [json.loads(line) for line in whole.splitlines()]
-    print(f"{path}: its last line is torn (a run was killed, or is writing), {len(rows)} are whole.", file=sys.stderr)
+    text = path.read_bytes() if path.exists() else b""
+    rows = read_jsonl(path, torn=True) if text else []
+    if text and not text.endswith(b"\n"):
+        print(
+            f"{path}: its last line is torn (a run was killed or is writing), {len(rows)} are whole.", file=sys.stderr
+        )
     return rows
 
 
-@dataclass
+@dataclass(eq=False)  # itself alone: a key of `by_rule`'s cache
 class Outcomes:
     """Who was right on what: R runs by N questions."""
 
@@ -195,10 +207,6 @@ class Outcomes:
         """The program (`seed_id`) that each of the columns `at` was drawn from; None if these are independent."""
         ids = self.column("seed_id")[at]
         return ids if "" not in ids and len(set(ids)) < len(ids) else None
-
-
-def eval_paths(run):
-    return [Path(path) for path in run["args"]["eval"].split(",") if path]
 
 
 def check_terms(runs):
@@ -333,7 +341,7 @@ def slice_by(data, attribute):
     if attribute not in have:
         raise SystemExit(f"there is no attribute {attribute} to slice by: choose from {', '.join(have)}.")
     for item in data.items:
-        item["set"] = str(item.get(attribute, ""))
+        item["set"] = str(item.get(attribute, "")) or f"no {attribute}"
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
@@ -496,19 +504,8 @@ def precondition_note(pool):
     if not path.exists():
         return None
     facts = json.loads(path.read_text())
-    rows = [
-        [
-            "solution shown",
-            "rows",
-            "right",
-            "paper: right",
-            "all wrong",
-            "bounds",
-            "paper: all wrong",
-            "readable",
-            "truncated",
-        ]
-    ]
+    header = ["solution shown", "rows", "right", "paper: right", "all wrong", "bounds", "paper: all wrong"]
+    rows = [[*header, "readable", "truncated"]]
     paper = {"0.0": ("3.6 (pool), 7.2 (hint test)", "85-97"), "0.5": ("34.4", "")}
     for share, x in facts["shown"].items():
         right, dead = (f"{percent(x[k])} +- {percent(2 * x[k + '_error'])}" for k in ("right", "all_wrong"))
@@ -516,17 +513,13 @@ def precondition_note(pool):
         known = paper.get(share, ("", ""))
         rows.append([f"{float(share):.0%}", x["rows"], right, known[0], dead, bounds, known[1]])
         rows[-1] += [percent(x["readable"]), percent(x["truncated"])]
-    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
-    lines = ["| " + " | ".join(str(c).ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in rows]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     stale = Path(pool).exists() and hashlib.sha256(Path(pool).read_bytes()).hexdigest() != facts["sha256"]
     title = (
         f"preconditions of {pool}, fresh rollouts of {facts['model']} in %, +- 2 s.e. over rows, groups of "
         f"{facts['group']}; {percent(facts['solved'])} % of its rows have a solution"
-        + "; THE POOL HAS CHANGED SINCE, measure again"
-        * stale
     )
-    return title + ":\n\n" + "\n".join("  " + line for line in lines) + "\n"
+    title += "; THE POOL HAS CHANGED SINCE, measure again" * stale
+    return title + ":\n\n" + "\n".join("  " + line for line in grid(rows)) + "\n"
 
 
 def sparsity_table(runs, path):
@@ -786,6 +779,7 @@ def unparsed(output, item):
     return extract(output, item["choices"]) is None
 
 
+@functools.cache
 def by_rule(data, rule):
     """What a rule (output, item) -> bool says of every output: (R, N), nan where the run was not asked."""
     cell = lambda output, item: math.nan if output is None else float(rule(output, item))
@@ -956,13 +950,16 @@ def copied(runs):
     return notes
 
 
-def markdown(title, rows, notes):
-    """One table as Markdown, its columns padded so that it reads as well in a terminal."""
+def grid(rows):
+    """The lines of a Markdown table, its first row the header, padded so that it reads as well in a terminal."""
     rows = [[str(cell).replace("|", r"\|") for cell in row] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join([f"### {title}", "", *lines, "", *(f"- {note}" for note in notes)]) + "\n"
+    return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
+
+
+def markdown(title, rows, notes):
+    return "\n".join([f"### {title}", "", *grid(rows), "", *(f"- {note}" for note in notes)]) + "\n"
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

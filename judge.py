@@ -429,10 +429,14 @@ def read_config(run):
     return config
 
 
+def eval_paths(config):
+    return [Path(path) for path in config["args"]["eval"].split(",") if path]
+
+
 def read_answers(run):
     """A finished run folder's greedy answers: a list of {set, id, key, question, reference, choices, output} in the
     order of its evaluation sets. Stops with a sentence where the sets are not those it answered."""
-    paths = [Path(path) for path in read_config(run)["args"]["eval"].split(",") if path]
+    paths = eval_paths(read_config(run))
     for path in paths:
         if not path.exists():
             raise SystemExit(f"{run} was evaluated on {path}, which is not here: call from the folder that holds it.")

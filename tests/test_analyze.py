@@ -340,6 +340,9 @@ def test_published_dynamath_outcomes_slice_by_type(published, capsys):
     for part in ("float (n = 2960 of 296", "multiple choice (n = 1740 of 174", "text (n = 310 of 31"):
         assert f"{part} programs)" in out
     assert out.count("Monte Carlo") == 3  # three pairs of slices, 14 arms
+    Path("o.csv").write_text("level,grpo\n1,1\n,0\n")
+    analyze.main(["main", "--outcomes", "o.csv", "--by", "level"])
+    assert "no level (n = 1)" in capsys.readouterr().out
 
 
 # ---- sparsity
@@ -429,11 +432,12 @@ def test_a_torn_last_line_of_metrics_is_left_out_and_said(capsys):
     whole = (folder / "metrics.jsonl").read_text()
     (folder / "metrics.jsonl").write_text(whole + whole.splitlines()[0][:-5])
     assert len(analyze.load(Path("runs"))[0]["metrics"]) == 12
-    said = "grpo-s0/metrics.jsonl: its last line is torn (a run was killed, or is writing), 12 are whole"
+    said = "grpo-s0/metrics.jsonl: its last line is torn (a run was killed or is writing), 12 are whole"
     assert said in capsys.readouterr().err
-    (folder / "metrics.jsonl").write_text("{" + whole)
-    with pytest.raises(SystemExit, match=r"metrics.jsonl, line 1 is not JSON"):
-        analyze.load(Path("runs"))
+    for text in ("{" + whole, "{" + whole[:-1]):  # the first line broken, then the last one torn as well
+        (folder / "metrics.jsonl").write_text(text)
+        with pytest.raises(SystemExit, match=r"metrics.jsonl, line 1 is not JSON"):
+            analyze.load(Path("runs"))
 
 
 # ---- main
