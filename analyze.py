@@ -1026,7 +1026,8 @@ def draw_dynamics(plt, runs, data):
 
 
 def draw_transfer(plt, runs, data):
-    """Accuracy of every arm on `old` and on `sparse` against that on the transfer set, with one standard error each."""
+    """Accuracy of every arm on `old` and on `sparse` against that on the transfer set, with one standard error each,
+    by program where questions share one."""
     sets, arms = data.sets(), data.arms()
     known = [name for name in ("old", "sparse") if name in sets and data.transfer()]
     if not known or len(arms) < 2:

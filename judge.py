@@ -424,8 +424,9 @@ def read_config(run):
         config = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError:
         config = None
-    if not (isinstance(config, dict) and isinstance(config.get("args"), dict)):
-        raise SystemExit(f"{path} is not of a run (broken, or without args): move that folder out of {run.parent}.")
+    args = config.get("args") if isinstance(config, dict) else None
+    if not (isinstance(args, dict) and {"name", "seed", "eval"} <= args.keys()):
+        raise SystemExit(f"{path} is not of a run (broken, or without its args): move that folder out of {run.parent}.")
     return config
 
 
