@@ -617,7 +617,7 @@ def delivered(data, arm, seed):
     sets = data.sets()
     goals = [sets[name] for name in ("combined", data.transfer()) if name in sets]
     found = [duel(data, arm, "grpo", at, seed) for at in goals]
-    if len(goals) < 2 or arm in ("base", "grpo") or not all(found):
+    if len(goals) < 2 or arm in ("base", "grpo") or not all(found) or any(math.isnan(p) for _, _, _, p, _ in found):
         return ""
     return "yes" if all(gap > 0 and p < 0.05 for _, _, gap, p, _ in found) else "no"
 

@@ -1052,4 +1052,9 @@ def test_seeds_that_all_say_the_same_bound_nothing():
     """Two equal gaps have no scatter, and that is no proof that a third seed's gap would be equal too."""
     middle, half, p = analyze.clustered(np.array([1.0, 0.0, 1.0, 0.0]), [0, 0, 1, 1])
     assert middle == 0.5 and math.isnan(half) and math.isnan(p)
+    sets = {"old": 9, "sparse": 9, "cross": 9}
+    scores = {"grpo-s0": 0, "grpo-s1": 0, "stack-s0": 1, "stack-s1": 1}
+    arms = {run: {name: [k] * 9 for name in sets} for run, k in scores.items()}
+    row = find(table("main", outcomes(sets, arms))[1], run="stack, mean")
+    assert row["delivered"] == "" and row["cross (n = 9)"] == "100.0 +- 0.0"
     assert analyze.clustered(np.zeros(4), [0, 0, 1, 1]) == (0.0, 0.0, 1.0)

@@ -186,7 +186,7 @@ def test_unfinished_runs_are_named_and_the_others_judged(write_run, tmp_path, ca
     assert "runs/base-s0, runs/opd-s0" in capsys.readouterr().out and not (tmp_path / "runs/verdicts.jsonl").exists()
 
 
-@pytest.mark.parametrize("config", ["", "{", "[1]", '{"model_type": "qwen2_vl"}', '{"args": null}', '{"args": {"lr": 1}}'])
+@pytest.mark.parametrize("config", ["", "{", "[1]", '{"model_type": "m"}', '{"args": null}', '{"args": {"lr": 1}}'])
 def test_a_config_that_is_not_of_a_run_is_named(write_run, config):
     run = write_run("grpo", RIGHT)
     Path(run, "config.json").write_text(config)
