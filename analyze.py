@@ -753,7 +753,8 @@ def methods_table(runs, data):
     missing += [] if data.transfer() else [NO_TRANSFER]
     notes = [f"no {' and no '.join(missing)}: contrasts on {', '.join(names)}."] if missing else []
     notes += [
-        "difference in points. 95 %: over seeds, paired by seed, by Student's t; with one seed over questions.",
+        "difference in points. 95 %: over seeds, paired by seed, by Student's t; with one seed over questions, or the "
+        "programs they share.",
         "1, 6 and 7 set the lowest or highest arm of a group against another, chosen by its result: so without a p.",
         "paper: read off its abstract and introduction (its section 5 was not at hand): points, or DynaMath accuracy.",
         "4 is the clean contrast of critics: vapo differs from grpo in more than its critic.",

@@ -861,17 +861,19 @@ def ask_all(jobs, api, workers, record, desc, answer=None, words=("verdict", "ou
 
 
 def plan(items, lines):
-    """What an API judge has left to do, as pairs (item, marks of its line): canaries, then outputs in the order of the
-    queue, those that code grades marked so, then repeats, as far from their first verdicts as can be."""
+    """What an API judge has left to do, as pairs (item, marks of its line) -> canaries, outputs that code grades, and
+    calls: outputs in the order of the queue, then repeats, as far from their first verdicts as can be."""
     kind = lambda marks: "canary" if "canary" in marks else "repeat" if "repeat" in marks else ""
-    jobs = []
+    known = {(line["key"], kind(line)) for line in lines}
+    left = lambda jobs: [(item, marks) for item, marks in jobs if (item["key"], kind(marks)) not in known]
+    canaries = []
     for name, question, reference, output, verdict in CANARIES:
         item = {"question": question, "reference": reference, "output": output}
-        jobs.append((item | {"key": key(**item)}, {"canary": name, "expected": verdict}))
-    jobs += [(item, {"code": why} if (why := degenerate(item)) else {}) for item in items]
-    jobs += [(item, {"repeat": True}) for item in items if int(item["key"], 16) % REPEATS == 0 and not degenerate(item)]
-    known = {(line["key"], kind(line)) for line in lines}
-    return [(item, marks) for item, marks in jobs if (item["key"], kind(marks)) not in known]
+        canaries.append((item | {"key": key(**item)}, {"canary": name, "expected": verdict}))
+    coded = [(item, {"code": why}) for item in items if (why := degenerate(item))]
+    calls = [(item, {}) for item in items if not degenerate(item)]
+    calls += [(item, {"repeat": True}) for item, _ in calls if int(item["key"], 16) % REPEATS == 0]
+    return left(canaries), left(coded), left(calls)
 
 
 # --- the two judges ---------------------------------------------------------------------------------------------------
@@ -893,34 +895,31 @@ def judge_by_api(items, args, api, append):
     """What `plan` finds missing -> [why, ...] of the unjudged. Stops with a sentence where canaries are misjudged."""
     lines, date = read_lines(args.verdicts), time.strftime("%Y-%m-%d")
     api.served = next((line["model"] for line in lines if "model" in line), "")
-    jobs = plan(items, lines)
-    calls = [job for job in jobs if not {"canary", "code"} & job[1].keys()]
+    canaries, coded, calls = plan(items, lines)
     record = lambda item, marks, verdict, model: append(item, verdict, model=model, date=date, **marks)
     if calls:
-        ask_all([job for job in jobs if "canary" in job[1]], api, args.workers, record, "canaries")
+        ask_all(canaries, api, args.workers, record, "canaries")
         right, text = audit(read_lines(args.verdicts))
         if right < TRUSTED * len(CANARIES):
             raise SystemExit(
                 f"{text} A judge that gets fewer than {TRUSTED:.0%} of {len(CANARIES)} right can't be trusted, so no "
                 "output was shown to it: name another --model, and another file with --verdicts."
             )
-    for item, marks in jobs:
-        if "code" in marks:
-            append(item, False, **marks)
+    for item, marks in coded:
+        append(item, False, **marks)
     return ask_all(calls[: args.limit], api, args.workers, record, api.name())
 
 
 def dry_run(items, args, api):
     """What `judge_by_api` would ask, in words; tokens by three bytes each, the price in the currency of --price."""
-    jobs = plan(items, read_lines(args.verdicts))
-    calls = [job for job in jobs if not {"canary", "code"} & job[1].keys()][: args.limit]
-    calls += [job for job in jobs if "canary" in job[1]] if calls else []
+    canaries, coded, calls = plan(items, read_lines(args.verdicts))
+    calls = calls[: args.limit] + canaries if calls else []
+    asked = f"{len(coded)} by code, {len(calls)} calls"
     read, written = sum(len(request_body(item, api)) for item, _ in calls) / 3e6, len(calls) / 1e5
     price = "give --price IN OUT, per million tokens"
     if args.price:
         price = f"about {read * args.price[0] + written * args.price[1]:.2f}"
-    code = sum("code" in marks for _, marks in jobs)
-    return f"{code} by code, {len(calls)} calls, about {read:.3f} M tokens in, {written:.3f} M out, price: {price}"
+    return f"{asked}, about {read:.3f} M tokens in, {written:.3f} M out, price: {price}"
 
 
 def main(argv=None):
