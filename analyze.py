@@ -232,12 +232,12 @@ def check_terms(runs):
 
 def option_facts(row):
     """What composition asks of a row of multiple choice: how many options there are, and the letters of the reference
-    and of the first of the shortest."""
-    names = letters(row["choices"])
+    ("" where it is none of them) and of the first of the shortest."""
+    names, gold = letters(row["choices"]), pick(row["answer"], row["choices"])
     if not names:
         return {}
     shortest = names[min(range(len(names)), key=lambda k: len(row["choices"][k]))]
-    return {"options": len(names), "gold": names[pick(row["answer"], row["choices"])], "shortest": shortest}
+    return {"options": len(names), "gold": "" if gold in (None, -1) else names[gold], "shortest": shortest}
 
 
 def judged(runs, path):
@@ -260,7 +260,7 @@ def judged(runs, path):
         for answer in mine:
             i, verdict = at[answer["set"], answer["id"]], verdicts.get(answer["key"])
             output[r, i] = answer["output"]
-            if re.fullmatch(r"\W*(?:<answer>)?\W*[A-Za-z]\W*(?:</answer>)?\W*", answer["output"]):
+            if re.fullmatch(r"\W*+[A-Za-z]\W*+", re.sub("</?answer>", "", answer["output"])):
                 rows[i]["bare_letter"] += f" {done[r]['name']}"
             if isinstance(verdict, bool):
                 right[r, i] = verdict

@@ -823,6 +823,9 @@ def test_composition_is_the_same_from_a_saved_file():
         (_, rows, notes), (_, again, same) = table(name), table(name, saved)
         assert again == rows and same[:-1] == notes, name
     assert {row[1] for row in rows[1:]} == {"always B", "random", "shortest", "base-s0", "grpo-s0"}
+    for answer, gold in (("B", "B"), ("31", "C"), ("E", ""), ("17", "")):  # the last two are no option
+        facts = analyze.option_facts({"answer": answer, "choices": ["11", "2", "31", "4"]})
+        assert facts == {"options": 4, "gold": gold, "shortest": "B"}
 
 
 def test_audit_shows_a_rule_that_turns_the_ranking_round():
