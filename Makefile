@@ -1,13 +1,20 @@
-# make toy    the paper's problem on a laptop: prepare the toy world, run its arms, judge, print two tables
-# make test   the tests
-# make clean  remove what these two made
+# make toy        the paper's problem on a laptop: prepare the toy world, run its arms, judge, print two tables
+# make replicate  the paper's claims on two toy worlds: ARMS x SEEDS x WORLDS, into results/toy; goes on where it was
+# make test       the tests
+# make clean      remove what toy and test made
 PYTHON ?= python3
-ARMS ?= base grpo hintonly
-RUNS ?= runs/toy
-JOBS ?= 2  # arms at a time, each with one thread
-PY := .venv/bin/python
+PY ?= .venv/bin/python
+RUNS ?= runs/$(or $(filter replicate,$(MAKECMDGOALS)),toy)
+RESULTS ?= results/toy
+SEEDS ?= 0 1 2 3 4
+WORLDS ?= 0 1
+JOBS ?= 2
+TOY ?= data/toy
+MAKEFLAGS += --no-print-directory
+# ARMS: some of the names below, or all; JOBS: runs at a time, each with one thread; FLAGS: more flags for every run;
+# PY=python3: a Python that has the packages, and no virtual environment is made
 
-# an arm's name -> its command; the run's folder is $(RUNS)/<arm>-s0
+# an arm's name -> its command; the run's folder is $(RUNS)/<arm>-s<seed>
 base = grpo.py --name base --steps 0
 grpo = grpo.py
 hintonly = hint.py
@@ -20,19 +27,54 @@ reopd = reopd.py
 vapo = vapo.py --name vapo --critic-loss mse
 vapohl = vapo.py --name vapohl --critic-loss hlgauss
 stack = stack.py
-ALL = base grpo hintonly uft001 uft002 opd opd-annealed opd-gated reopd vapo vapohl stack
+ALL = vapo vapohl base grpo hintonly uft001 uft002 opd opd-annealed opd-gated reopd stack
+# for replicate alone: who teaches, and other readings of three arms
+teacher = grpo.py --name teacher --steps 0 --model $(TOY)/teacher
+uft01 = uft.py --name uft01 --sft-coef 0.01
+uft02 = uft.py --name uft02 --sft-coef 0.02
+opd-group = opd.py --name opd-group --mix gated --gate group
+reopd-staircase = reopd.py --name reopd-staircase --replay staircase
+READINGS = uft01 uft02 opd-group reopd-staircase
+
+# the untrained have one seed, other readings three; a world's folder; all runs wanted of a world
+seeds = $(if $(filter base teacher,$1),0,$(if $(filter $(READINGS),$1),$(wordlist 1,3,$(SEEDS)),$(SEEDS)))
+world = data/toy$(if $(filter-out 0,$1),/seed$1)
+wanted = $(foreach a,$(patsubst all,$(ALL),$(ARMS)),$(patsubst %,$(RUNS)/$a-s%/outputs.jsonl,$(call seeds,$a)))
+venv = $(if $(filter .venv/%,$(PY)),.venv/ready)
 
 toy: data/toy/images/ready
-	@$(MAKE) --no-print-directory -j$(JOBS) $(patsubst %,$(RUNS)/%-s0/outputs.jsonl,$(if $(filter all,$(ARMS)),$(ALL),$(ARMS)))
+	@$(MAKE) -j$(JOBS) runs SEEDS=0 ARMS="$(or $(ARMS),base grpo hintonly)"
 	$(PY) judge.py $(RUNS)/* --judge rule
 	$(PY) analyze.py sparsity main --runs $(RUNS)
 
-$(RUNS)/%-s0/outputs.jsonl:
-	$(if $($*),,$(error there is no arm $*: choose from $(ALL)))
-	@TQDM_POSITION=$(if $(filter base grpo,$*),0,1) $(PY) $($*) --toy --runs $(RUNS)
+replicate: $(foreach w,$(WORLDS),$(call world,$w)/images/ready)
+	@echo "to watch a run: tail -f $(RUNS)/world0/grpo-s0.log"
+	-@$(MAKE) -k -j$(JOBS) $(WORLDS:%=world%) RUNS=$(RUNS)
+	$(PY) -m data.toy.replicate --runs $(RUNS) --results $(RESULTS)
 
-data/toy/images/ready: .venv/ready $(wildcard data/toy/*.jsonl)
+world%:
+	@$(MAKE) -k runs RUNS=$(RUNS)/$@ TOY=$(call world,$*) QUIET=1 \
+		ARMS="$(or $(ARMS),all teacher $(if $(filter 0,$*),$(READINGS)))"
+
+runs: $(wanted)
+
+seed = $(lastword $(subst -s, ,$*))
+arm = $(*:%-s$(seed)=%)
+$(RUNS)/%/outputs.jsonl:
+	$(if $($(arm)),,$(error there is no arm $(arm): choose from $(ALL) teacher $(READINGS)))
+	@mkdir -p $(RUNS)
+	@OMP_NUM_THREADS=1 TQDM_POSITION=$(if $(filter base grpo,$(arm)),0,1) \
+		$(PY) $($(arm)) --toy $(TOY) --seed $(seed) --runs $(RUNS) $(FLAGS) $(if $(QUIET),> $(@D).log 2>&1 \
+		|| { echo "$(@D) stopped:"; tail -n 2 $(@D).log; exit 1; }; \
+		echo "$(@D) is finished: $$(ls $(RUNS)/*/outputs.jsonl | wc -l) of $(words $(wanted))")
+
+data/toy/images/ready: $(venv) $(wildcard data/toy/*.jsonl)
 	$(PY) -m data.toy.prepare
+	@touch $@
+
+data/toy/seed%/images/ready: $(venv)
+	$(PY) -m data.toy.prepare --seed $* $(if $(wildcard data/toy/seed$*/readme.md),,--rebuild)
+	$(PY) -m data.pool.precondition --toy data/toy/seed$* --runs data/toy/seed$* --gates warn
 	@touch $@
 
 test: .venv/ready data/toy/images/ready
@@ -48,4 +90,4 @@ clean:
 	rm -rf .venv $(RUNS) data/toy/images .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: toy test clean
+.PHONY: toy replicate runs test clean

@@ -5,6 +5,7 @@ paper's own numbers, in their own columns.
   python analyze.py main pairs               some of them
   python analyze.py --outcomes FILE          those that need outcomes only, from a CSV
   python analyze.py --save FILE              the runs' outcomes as such a CSV
+  python analyze.py --runs results/toy/world0    those that need no outputs, from what results/ keeps of runs
   python analyze.py --figures DIR            draws dynamics, transfer and calibration (needs matplotlib)
 
 Of training        sparsity     how dead the groups are, at the start and at the end
@@ -119,6 +120,8 @@ DRAWS = 200_000  # of a permutation test that has too many permutations to count
 def load(runs):
     """Every run folder below `runs`, in the paper's order of arms, then by seed: a list of {name, dir, arm, seed, args,
     sha256, metrics: one dict a step ([] for the base), gates: list}."""
+    if (runs / "runs.jsonl").exists():
+        return load_results(runs)
     loaded = []
     for config in sorted(runs.glob("*/config.json")):
         folder, facts = config.parent, read_config(config.parent)
@@ -137,6 +140,21 @@ def load(runs):
         )
     if not loaded:
         raise SystemExit(f"{runs} holds no run folder: train an arm first, or name another folder with --runs.")
+    return sorted(loaded, key=lambda run: (place(run), run["arm"], run["seed"]))
+
+
+def load_results(folder):
+    """The runs of a folder of results/ as `load` gives them: what data/toy/replicate.py keeps of run folders."""
+    cell = lambda x: float(x) if "." in x or "e" in x else int(x)
+    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        rows = [(row.pop("run"), {k: cell(x) for k, x in row.items() if x}) for row in csv.DictReader(file)]
+    loaded = [run | {"dir": folder / run["name"], "metrics": []} for run in read_jsonl(folder / "runs.jsonl")]
+    by = {run["name"]: run["metrics"] for run in loaded}
+    for name, row in rows:
+        by[name].append(row)
+    for run in loaded:
+        if calibration := run.pop("calibration", None):  # summed over the steps
+            run["metrics"][-1]["calibration"] = calibration
     return sorted(loaded, key=lambda run: (place(run), run["arm"], run["seed"]))
 
 
@@ -1130,8 +1148,12 @@ def main(argv=None):
     arms = [name.strip() for name in args.arms.split(",") if name.strip()]
     if arms and not args.outcomes:
         raise SystemExit("--arms names columns of an outcomes file: give --outcomes as well.")
-    every = [] if args.save or args.figures else OF_OUTCOMES if args.outcomes else TABLES
-    runs, data = [] if args.outcomes else load(args.runs), None
+    runs, data, known = [] if args.outcomes else load(args.runs), None, TABLES
+    if not args.outcomes and (args.runs / "outcomes.csv").exists():
+        args.outcomes, known = args.runs / "outcomes.csv", OF_TRAINING | OF_OUTCOMES
+        if away := [name for name in args.table if name not in known]:
+            raise SystemExit(f"the table {away[0]} needs outputs, and {args.runs} keeps none: name run folders.")
+    every = [] if args.save or args.figures else known if runs else OF_OUTCOMES
     for name in [*(args.table or every), *["save"] * bool(args.save), *["figures"] * bool(args.figures)]:
         if data is None and name not in OF_TRAINING:
             verdicts = args.verdicts or args.runs / VERDICTS

@@ -63,6 +63,7 @@ transformers.logging.disable_progress_bar()
 # ---------------------------------------------------------------------------------------------------------- 1 config
 
 # `--toy` replaces the defaults of those fields that an arm has; nothing else in the project knows about the toy.
+# `--toy FOLDER` is another world of its kind (data/toy/prepare.py --rebuild --seed 1).
 TOY = dict(
     model="data/toy/student", pool="data/toy/train.jsonl", instruction="",
     eval="data/toy/sparse.jsonl,data/toy/cross.jsonl,data/toy/old.jsonl,data/toy/easy.jsonl",
@@ -82,11 +83,13 @@ def parse(Args, argv=None):
     for f in fields(Args):
         flag, text = "--" + f.name.replace("_", "-"), f"default: {f.default}"
         parser.add_argument(flag, type=f.type, choices=CHOICES.get(f.name), help=text)
-    parser.add_argument("--toy", action="store_true", help="the tiny model and pool of data/toy")
+    parser.add_argument("--toy", nargs="?", const="data/toy", metavar="FOLDER", help="the toy world, data/toy")
     given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
     if "eval" in given:
         given["eval"] = ",".join(map(str.strip, given["eval"].split(",")))
-    toy = {f.name: TOY[f.name] for f in fields(Args) if f.name in TOY} if given.pop("toy") else {}
+    folder = given.pop("toy", None)
+    toy = {f.name: TOY[f.name] for f in fields(Args) if f.name in TOY} if folder else {}
+    toy = {k: v.replace("data/toy", folder) if isinstance(v, str) else v for k, v in toy.items()}
     return Args(**(toy | given))
 
 
@@ -114,6 +117,14 @@ def appears(path):
     while not path.exists() and time.monotonic() < late:
         time.sleep(0.5)
     return path.exists()
+
+
+def clock():
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def device_name():
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
 @cache
@@ -201,7 +212,7 @@ class Run:
             git = ["git", "describe", "--always", "--dirty", "--abbrev=40"] if shutil.which("git") else ["true"]
             commit = subprocess.run(git, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
             facts = dict(args=now, commit=commit, sha256=hashes, python=sys.version.split()[0], torch=torch.__version__,
-                         transformers=transformers.__version__)  # fmt: skip
+                         transformers=transformers.__version__, device=device_name(), started=clock())  # fmt: skip
             try:
                 self.dir.mkdir(parents=True, exist_ok=True)
                 lock_folder(self.dir)
@@ -1496,6 +1507,8 @@ def write_outputs(policy, processor, sets, args, run):
         texts = greedy_outputs(policy, processor, rows, args, run, f"{run.dir.name}: answers to {name}")
         lines += [dict(set=name, id=p["id"], output=x) for p, x in zip(rows, texts, strict=True)]
     if run.rank == 0:
+        config = run.dir / "config.json"
+        write_text(config, json.dumps(json.loads(config.read_text()) | {"ended": clock()}, indent=1))
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_text(run.dir / "outputs.jsonl", text)
         shutil.rmtree(run.dir / "state", ignore_errors=True)

@@ -3,7 +3,7 @@
 python -m data.toy.prepare                 draw the pictures that are missing (seconds)
 python -m data.toy.prepare --calibrate     measure the shipped world again (--limit 100: on 100 rows of each set)
 python -m data.toy.prepare --rebuild       all of it from the seed: tokenizer, models, rows, table (a GPU, minutes)
-python -m data.toy.prepare --rebuild --seed 1      another world: other corpora, habits, weights and rows
+python -m data.toy.prepare --rebuild --seed 1      another world, in data/toy/seed1: other corpora, habits, models, rows
 """
 
 import argparse
@@ -43,7 +43,7 @@ import common
 import grpo
 from data.toy import world
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent  # of the world in hand: other seeds have folders of their own in it
 
 FRESH = 32 if torch.cuda.is_available() else 8  # rollouts a row in the calibration, a multiple of 8
 WORKERS = 12 if torch.cuda.is_available() else 2  # processes that sample
@@ -417,8 +417,10 @@ def check_files():
     """Stop with a sentence if part of the shipped world is missing."""
     for name in [f"{name}.jsonl" for name in world.NAMES] + [f"{name}/model.safetensors" for name in world.RECIPES]:
         if not (HERE / name).exists():
-            raise SystemExit(f"{HERE / name} is missing: get it back with `git checkout data/toy`, or make a new world "
-                             f"with `python -m data.toy.prepare --rebuild` (a GPU, minutes).")  # fmt: skip
+            shipped, seed = "get it back with `git checkout data/toy`, or ", f" --seed {world.SEED}"
+            shipped, seed = ("", seed) if world.SEED else (shipped, "")
+            raise SystemExit(f"{HERE / name} is missing: {shipped}make a new world with "
+                             f"`python -m data.toy.prepare --rebuild{seed}` (a GPU, minutes).")  # fmt: skip
 
 
 def draw_missing():
@@ -477,8 +479,12 @@ def main(argv=None):
     parser.add_argument("--limit", type=int, default=0, help="rows of each set to measure, 0 for all")
     parser.add_argument("--seed", type=int, default=world.SEED, help="another one makes another world")
     args = parser.parse_args(argv)
-    world.SEED = args.seed
+    global HERE
+    if args.seed != world.SEED:
+        world.SEED, HERE = args.seed, HERE / f"seed{args.seed}"
     if args.rebuild:
+        if not torch.cuda.is_available():
+            print("There is no GPU: what takes minutes on one takes many hours here.")
         build_models()
         build_rows()
     check_files()
@@ -488,7 +494,9 @@ def main(argv=None):
         print(text)
     if args.rebuild:
         prose = Path(__file__).with_name("readme.md").read_text(encoding="utf-8").split("## Measured\n")[0]
-        common.write_text(HERE / "readme.md", f"{prose}## Measured\n\n{text}")
+        if world.SEED:
+            prose = f"# The toy world of seed {world.SEED}\n\nWhat it is, the readme above tells.\n\n"
+        common.write_text(HERE / "readme.md", f"{prose}## Measured\n\n{text}")  # last: it says that all is there
 
 
 if __name__ == "__main__":
