@@ -1,0 +1,408 @@
+"""The paper's claims put to the test on toy worlds: what `make replicate` has run, kept small, told in tables.
+
+python -m data.toy.replicate --runs runs/replicate     judge what is finished there, keep it in results/toy, then:
+python -m data.toy.replicate                           tables, figures and results/toy/README.md, from results/toy alone
+
+Of each world it keeps outcomes.csv (a row a question, a column of 0 and 1 a run), metrics.csv (a row a run and step),
+outputs.csv (counts over the outputs of a run, set and kind), runs.jsonl (settings, versions, machine, gates, critics'
+calibration) and precondition.json (rollouts on the pool before training); in others/ the same of the runs that are none
+of the eleven arms. `python analyze.py --runs results/toy/world0` reads these, too.
+
+Rules of the verdicts, fixed before the final runs. A claim is a statistic with one value a seed, contrasts are paired
+by seed; low and high are the ends of Student's 95 % interval over seeds (of the first claim, over rows of the pool).
+
+  above x      holds if low > x, else it does not hold: what these seeds do not show is not said to hold
+  below x      holds if high < x, else it does not hold
+  nothing      "adds nothing" means less than 5 points: it holds if high < 5 and does not if low > 0; between them the
+               interval is too wide to tell nothing from something, and the claim cannot be tested here
+
+Nor can it with fewer than two seeds of all arms that it takes, with values that do not differ, or where what it
+explains did not happen. 5 points are a fraction of what works here, and about the paper's whole range on transfer (5.9).
+"""
+
+import argparse
+import csv
+import importlib.util
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+import analyze
+import judge
+from analyze import DELIVERED, FIVE, OTHERS, PAPER_DYNAMATH, PAPER_RHO, SIX, WINDOW
+
+METRICS = ("reward", "all_wrong", "mixed", "unparsed", "truncated", "length", "entropy", "grad_norm", "teacher_kl",
+           "explained_variance", "eval_sparse", "eval_cross")  # fmt: skip
+FACTS = ("commit", "sha256", "python", "torch", "transformers", "device", "started", "ended")
+COUNTS = ("n", "right", "strict", "unparsed", "tagged", "bare", "worked", "worked_right", "characters")
+ELEVEN = [arm for arm in PAPER_DYNAMATH if arm != "base"]
+FORMS = dict(tagged="<answer>.*?</answer>", bare=r"^\s*<answer>\s*[A-Z]\s*</answer>\s*$", worked="=")  # of an output
+UNTRAINED = ("base", "teacher")  # without steps, a seed changes nothing: they are run once
+READINGS = {"uft01": "hintonly", "uft02": "hintonly", "opd-group": "opd-gated", "reopd-staircase": "reopd"}
+HOLDS, FAILS, UNTESTED = "holds", "does not hold", "cannot be tested here"
+BEGIN, END = "<!-- written by python -m data.toy.replicate -->", "<!-- end -->"
+
+
+# --- from run folders to results/ -------------------------------------------------------------------------------------
+
+
+def keep(runs, out):
+    """Judge the finished runs of one world by rule, and write what `out` keeps of them."""
+    if not (done := [path.parent for path in sorted(runs.glob("*/outputs.jsonl"))]):
+        raise SystemExit(f"{runs} holds no finished run: `make replicate` trains them.")
+    judge.main([*map(str, done), "--judge", "rule", "--verdicts", str(runs / "verdicts.jsonl")])
+    loaded = analyze.load(runs)
+    data = analyze.judged(loaded, runs / "verdicts.jsonl")
+    if data.notes:
+        print(*data.notes, sep="\n")
+    strict, silent = (analyze.by_rule(data, rule) for rule in (analyze.strict, analyze.unparsed))
+    known = [run["arm"] in PAPER_DYNAMATH for run in data.runs]
+    for folder, mine in ((out, np.flatnonzero(known)), (out / "others", np.flatnonzero(np.logical_not(known)))):
+        if len(mine):
+            folder.mkdir(parents=True, exist_ok=True)
+            part = replace(data, runs=[data.runs[i] for i in mine], right=data.right[mine], output=data.output[mine])
+            analyze.write_outcomes(part, folder / "outcomes.csv")
+            write_csv(folder / "outputs.csv", ("run", "set", "kind", *COUNTS), count(part, strict[mine], silent[mine]))
+            rows = ([run["name"], row["step"], *(short(row.get(k)) for k in METRICS)]
+                    for run in part.runs for row in run["metrics"])  # fmt: skip
+            write_csv(folder / "metrics.csv", ("run", "step", *METRICS), rows)
+            (folder / "runs.jsonl").write_text("".join(json.dumps(facts(run)) + "\n" for run in part.runs))
+    for pool in {run["args"]["pool"] for run in data.runs}:
+        if (path := Path(pool).with_suffix(".precondition.json")).exists():
+            (out / "precondition.json").write_bytes(path.read_bytes())
+
+
+def write_csv(path, header, rows):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def short(x):
+    """A number of the log in six digits, which is more than tables show; empty where there is none."""
+    return "" if x is None else f"{x:.6g}"
+
+
+def facts(run):
+    """What of a run is neither outcome nor curve: its settings, what it ran on, its gates, its critic's calibration."""
+    config = json.loads((run["dir"] / "config.json").read_text())
+    kept = {k: run[k] for k in ("name", "arm", "seed", "args", "gates")} | {k: config[k] for k in FACTS if k in config}
+    if steps := analyze.column(run["metrics"], "calibration"):  # (steps, bins, 3)
+        kept["calibration"] = np.sum(steps, axis=0).round(3).tolist()
+    return kept
+
+
+def count(data, strict, silent):
+    """Rows of COUNTS, one for each run, set and kind of question. worked: a step is shown; bare: a letter, no more."""
+    for (r, run), (name, at) in itertools.product(enumerate(data.runs), data.sets().items()):
+        for kind in ("choice", "free") if name != "combined" else ():
+            if some := [i for i in data.choice(at, kind == "choice") if data.output[r, i] is not None]:
+                said, right = data.output[r, some], data.right[r, some]
+                shares = [right, strict[r, some], silent[r, some]]
+                shares += [[bool(re.search(form, x, re.S)) for x in said] for form in FORMS.values()]
+                shares += [right * shares[-1], [len(x) for x in said]]
+                yield [run["name"], name, kind, len(some), *(int(np.sum(x)) for x in shares)]
+
+
+# --- what results/ keeps of a world -----------------------------------------------------------------------------------
+
+
+class World:
+    """A world's runs as results/ keeps them: `acc` and `said` know arms by seed, the untrained by none."""
+
+    def __init__(self, folder):
+        self.name, self.runs, self.share, self.counts, self.log = folder.name, [], {}, {}, {}
+        pool = folder / "precondition.json"
+        self.shown = json.loads(pool.read_text())["shown"] if pool.exists() else {}
+        for part in [path.parent for path in (folder / "runs.jsonl", folder / "others/runs.jsonl") if path.exists()]:
+            self.runs += analyze.load(part)
+            data = analyze.read_outcomes(part / "outcomes.csv")
+            sets = data.sets()
+            sets |= {"old choice": data.choice(sets["old"]), "old open": data.choice(sets["old"], False)}
+            for run, right in zip(data.runs, data.right, strict=True):
+                self.share[run["arm"], run["seed"]] = {name: right[at].mean() for name, at in sets.items() if len(at)}
+            with open(part / "outputs.csv", newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    counts = self.counts.setdefault((row["run"], row["set"]), {})
+                    counts[row["kind"]] = Counter({k: int(row[k]) for k in COUNTS})
+        self.log = {(run["arm"], run["seed"]): run["metrics"] for run in self.runs}
+
+    def seeds(self, arms):
+        """Seeds of which there are runs of all these arms, one of which at least is trained."""
+        seeds = sorted({seed for arm, seed in self.share if arm not in UNTRAINED})
+        return [s for s in seeds if all((arm, 0 if arm in UNTRAINED else s) in self.share for arm in arms)]
+
+    def acc(self, arms, seed, name):
+        """Accuracy in % of an arm, or the mean of several, on a set."""
+        arms = [arms] if isinstance(arms, str) else arms
+        return 100 * np.mean([self.share[arm, 0 if arm in UNTRAINED else seed][name] for arm in arms])
+
+    def said(self, arm, seed, name, kind=None):
+        """The COUNTS of an arm's outputs on a set, or on one kind of its questions."""
+        kinds = self.counts[f"{arm}-s{0 if arm in UNTRAINED else seed}", name]
+        return kinds.get(kind, Counter()) if kind else sum(kinds.values(), Counter())
+
+    def logged(self, arm, seed, field, steps):
+        """Mean of what was logged over a slice of the steps; nan where it was not."""
+        values = analyze.column(self.log[arm, seed][steps], field)
+        return np.mean(values) if values else math.nan
+
+    def fifth(self, arm, seed, field, last):
+        n = len(self.log[arm, seed]) // 5
+        return self.logged(arm, seed, field, slice(-n, None) if last else slice(0, n))
+
+    def better(self, arms):
+        """The one of these arms that is better on transfer, over the seeds that they share."""
+        return max(arms, key=lambda arm: sum(self.acc(arm, s, "cross") for s in self.seeds(arms)))
+
+    def rho(self, seed, name):
+        """Spearman's rho of the eleven arms between a set and the transfer set."""
+        return analyze.spearman(*([self.acc(arm, seed, x) for arm in ELEVEN] for x in (name, "cross")))
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Claim:
+    text: str
+    paper: str
+    rule: tuple  # (above | below | nothing, bound)
+    arms: list  # that it takes
+    value: object  # (world, seed) -> the statistic
+    form: str = "{:+.1f}"  # points; of a level, no sign
+    after: str = ""  # the claim without which this one has nothing to explain
+
+
+def less(one, two, name):
+    """One arm, or the mean of several, less another on a set, in points."""
+    return lambda w, s: w.acc(one, s, name) - w.acc(two, s, name)
+
+
+def apart(name):
+    """The lowest of the delivered arms less the highest of the others, in points."""
+    return lambda w, s: min(w.acc(arm, s, name) for arm in DELIVERED) - max(w.acc(arm, s, name) for arm in OTHERS)
+
+
+def gain(share):
+    """What the delivered arms have more than grpo of a share of their transfer outputs, in points."""
+    of = lambda w, arm, s: 100 * share(w.said(arm, s, "cross"))
+    return lambda w, s: np.mean([of(w, arm, s) for arm in DELIVERED]) - of(w, "grpo", s)
+
+
+def bias(w, s):
+    """How differently the strict rule errs by arm on old: the largest strict - judge less the smallest, in points."""
+    counts = [w.said(arm, s, "old") for arm in ELEVEN]
+    return 100 * np.ptp([(x["strict"] - x["right"]) / x["n"] for x in counts])
+
+
+ABOVE, BELOW, NOTHING, CORR = ("above", 0), ("below", 0), ("nothing", 5), "{:+.2f}"
+UNLOCKS = "half a solution unlocks: right with it, less without"
+REVERSED = "`old` ranks the arms in reverse of transfer: rho"
+CLAIMS = [
+    Claim(UNLOCKS, "7.2 to 34.4", ABOVE, [], None),
+    Claim("grpo's groups start all wrong, %, first steps", "85-97", ("above", 85), ["grpo"],
+          lambda w, s: 100 * w.logged("grpo", s, "all_wrong", slice(WINDOW)), "{:.1f}"),
+    Claim("grpo stalls: groups all wrong, %, last fifth of the steps", "will stall", ("above", 85), ["grpo"],
+          lambda w, s: 100 * w.fifth("grpo", s, "all_wrong", True), "{:.1f}"),
+    Claim("arms whose prior is delivered lie above the others on transfer: lowest less highest", "30.6 to 29.1",
+          ABOVE, ELEVEN, apart("cross")),
+    Claim("and on the combined in-domain sets", "no overlap", ABOVE, ELEVEN, apart("combined")),
+    Claim("hint-guided exploration drives the gain: hintonly - grpo, transfer", f"{SIX} to {FIVE}", ABOVE,
+          ["hintonly", "grpo"], less("hintonly", "grpo", "cross")),
+    Claim("UFT's likelihood term adds nothing: uft001 & uft002 - hintonly, transfer", "adds nothing", NOTHING,
+          ["uft001", "uft002", "hintonly"], less(["uft001", "uft002"], "hintonly", "cross")),
+    Claim("pure distillation is capped: opd - its teacher, sparse", "inherits the ceiling", NOTHING, ["opd", "teacher"],
+          less("opd", "teacher", "sparse")),
+    Claim("with a reward it is not: opd-annealed - the teacher, sparse", "can pass it", ABOVE,
+          ["opd-annealed", "teacher"], less("opd-annealed", "teacher", "sparse")),
+    Claim("annealed distillation helps: opd-annealed - grpo, transfer", f"{SIX} to {FIVE}", ABOVE,
+          ["opd-annealed", "grpo"], less("opd-annealed", "grpo", "cross")),
+    Claim("gated persistent distillation does not: opd-gated - grpo, transfer", "does not work", NOTHING,
+          ["opd-gated", "grpo"], less("opd-gated", "grpo", "cross")),
+    Claim("annealed beats gated: opd-annealed - opd-gated, transfer", f"{SIX} to {FIVE}", ABOVE,
+          ["opd-annealed", "opd-gated"], less("opd-annealed", "opd-gated", "cross")),
+    Claim("HL-Gauss for MSE: vapohl - vapo, combined", "+14.4", ABOVE, ["vapohl", "vapo"],
+          less("vapohl", "vapo", "combined")),
+    Claim("the same on transfer", f"{SIX} to {FIVE}", ABOVE, ["vapohl", "vapo"], less("vapohl", "vapo", "cross")),
+    Claim("stacking adds nothing: stack - the better of hintonly and opd-annealed, transfer", "adds nothing", NOTHING,
+          ["stack", "hintonly", "opd-annealed"],
+          lambda w, s: less("stack", w.better(["hintonly", "opd-annealed"]), "cross")(w, s)),
+    Claim(REVERSED, PAPER_RHO["old"], BELOW, ELEVEN, lambda w, s: w.rho(s, "old"), CORR),
+    Claim("without multiple choice the reversal goes: rho of its open part less rho of `old`", "goes", ABOVE, ELEVEN,
+          lambda w, s: w.rho(s, "old open") - w.rho(s, "old"), CORR, REVERSED),
+    Claim("`sparse` predicts transfer: rho", PAPER_RHO["sparse"], ABOVE, ELEVEN, lambda w, s: w.rho(s, "sparse"), CORR),
+    Claim("a rule grader errs by arm: strict rule - judge on `old`, spread over arms", "up to 30", ("above", 5), ELEVEN,
+          bias),
+    Claim("the gain is not guessing: right without work, delivered arms - grpo, transfer", "refuted", NOTHING,
+          [*DELIVERED, "grpo"], gain(lambda x: (x["right"] - x["worked_right"]) / x["n"])),
+    Claim("the gain is not format: right of what can be read, delivered arms - grpo, transfer", "refuted", ABOVE,
+          [*DELIVERED, "grpo"], gain(lambda x: x["right"] / max(1, x["n"] - x["unparsed"]))),
+]  # fmt: skip
+
+
+def interval(values):
+    """Mean of some values and half of Student's 95 % interval, nan where it takes more of them or others."""
+    return analyze.clustered(np.array(values), range(len(values)))[:2] if values else (math.nan, math.nan)
+
+
+def verdict(rule, low, high):
+    """What the docstring's rules say of an interval."""
+    sense, bound = rule
+    if math.isnan(low + high):
+        return UNTESTED
+    if sense == "nothing":
+        return HOLDS if high < bound else FAILS if low > 0 else UNTESTED
+    return HOLDS if (low > bound if sense == "above" else high < bound) else FAILS
+
+
+def measure(claim, world):
+    """-> (mean, half of its 95 % interval, "n seeds" or why not)."""
+    if claim.text == UNLOCKS:
+        none, half = (world.shown.get(share) for share in ("0.0", "0.5"))
+        if not (none and half):
+            return math.nan, math.nan, "no precondition.json"
+        error = math.hypot(none["right_error"], half["right_error"])
+        return 100 * (half["right"] - none["right"]), 196 * error, f"{none['rows']} rows"
+    seeds = world.seeds(claim.arms)
+    middle, half = interval([claim.value(world, s) for s in seeds])
+    absent = [arm for arm in claim.arms if arm not in {arm for arm, _ in world.share}]
+    return middle, half, f"not run: {' '.join(absent)}" if absent else f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
+
+
+def cell(middle, half, form="{:+.1f}"):
+    """mean [low, high], empty where there is none."""
+    if math.isnan(middle):
+        return ""
+    ends = "" if math.isnan(half) else f" [{form.format(middle - half)}, {form.format(middle + half)}]"
+    return form.format(middle) + ends
+
+
+def claims_table(worlds):
+    header = ["", "claim", "paper", "holds if", *itertools.chain(*([x.name, "verdict"] for x in worlds))]
+    rows, found = [header], {}
+    for number, claim in enumerate(CLAIMS, 1):
+        sense, bound = claim.rule
+        rows.append([number, claim.text, claim.paper, f"{'low >' if sense == 'above' else 'high <'} {bound}"])
+        for world in worlds:
+            middle, half, over = measure(claim, world)
+            said = verdict(claim.rule, middle - half, middle + half)
+            said = UNTESTED if claim.after and found[world.name, claim.after] != HOLDS else said
+            found[world.name, claim.text] = said
+            rows[-1] += [f"{cell(middle, half, claim.form)} ({over})".strip(), f"*{said}*"]
+    notes = [
+        "mean [low, high: 95 %], points unless it is a share or rho; rules: the docstring of data/toy/replicate.py.",
+        f"delivered, by our reading: {', '.join(DELIVERED)}; the others: {', '.join(OTHERS)}. transfer: `cross`.",
+        f"2: the first {WINDOW} steps. 4, 5: the ends of two groups, which noise alone moves towards each other.",
+        "19: the judge is a rule itself, the reward's own; strict takes what the <answer> tag holds to the letter.",
+    ]
+    return "The paper's claims", rows, notes
+
+
+def arms_table(world):
+    """Accuracy, means of an arm's seeds with 95 % intervals over them, and what the log and the outputs say of it."""
+    sets = ("sparse", "cross", "combined", "old", "old choice", "old open", "easy")
+    rows = [["arm", "seeds", *sets, "bare letter", "all wrong, first fifth", "all wrong, last", "tokens", "V explains"]]
+    rows[0].append("paper: DynaMath")
+    for arm in ("teacher", "base", *ELEVEN, *READINGS):
+        if seeds := sorted(seed for one, seed in world.share if one == arm):
+            cells = [spread([world.acc(arm, s, x) for s in seeds]) for x in sets]
+            said = [world.said(arm, s, "old", "choice") for s in seeds]
+            late = [("all_wrong", False), ("all_wrong", True), ("length", True), ("explained_variance", True)]
+            late = [np.mean([world.fifth(arm, s, *x) for s in seeds]) for x in late]
+            late[2] /= 100  # tokens, no share
+            bare = analyze.mean(x["bare"] / x["n"] for x in said if x["n"])
+            rows.append([arm, len(seeds), *cells, analyze.percent(bare), *map(analyze.points, late)])
+            rows[-1].append(PAPER_DYNAMATH.get(arm, ""))
+    notes = [
+        "+-: half of Student's 95 % interval over seeds. bare letter: of the answers to multiple choice.",
+        "tokens of a rollout, V explains (the critic, of the variance of returns): the last fifth of the steps.",
+    ]
+    return f"{world.name}: accuracy and training, %", rows, notes
+
+
+def spread(values):
+    """Accuracies of an arm's seeds in % -> mean +- half of the interval."""
+    return analyze.seed_mean(np.array(values) / 100)
+
+
+def readings_table(world):
+    """Other readings of three arms beside the one that is in the tables, paired by seed."""
+    rows = [["arm", "beside", "seeds", "sparse", "sparse: difference", "cross", "cross: difference"]]
+    for arm, other in READINGS.items():
+        if seeds := world.seeds([arm, other]):
+            rows.append([arm, other, len(seeds)])
+            for name in ("sparse", "cross"):
+                gaps = [less(arm, other, name)(world, s) for s in seeds]
+                rows[-1] += [spread([world.acc(arm, s, name) for s in seeds]), cell(*interval(gaps))]
+    notes = ["uft01, uft02: coefficients 0.01 and 0.02; opd-group: --gate group; reopd-staircase: --replay staircase."]
+    return f"{world.name}: other readings", rows, notes
+
+
+def ran(world):
+    """What a world's runs ran on, when and for how long, as they recorded it themselves -> a line."""
+    told = lambda field: ", ".join(sorted({str(run[field]) for run in world.runs if field in run})) or "not recorded"
+    timed = [run for run in world.runs if "ended" in run]
+    spans = sorted([datetime.fromisoformat(run[end]).timestamp() for end in ("started", "ended")] for run in timed)
+    busy = until = 0.0
+    for start, end in spans:  # their union: pauses between calls do not count
+        busy, until = busy + max(0.0, end - max(start, until)), max(until, end)
+    most = max((sum(a <= start < b for a, b in spans) for start, _ in spans), default=0)
+    days = sorted(run[end][:10] for run in timed for end in ("started", "ended"))
+    each = np.mean([end - start for start, end in spans]) / 60 if spans else math.nan
+    steps = sorted({run["args"]["steps"] for run in world.runs} - {0})
+    return (
+        f"{world.name}: {len(world.runs)} runs of {' or '.join(map(str, steps))} steps on {told('device')}, "
+        f"{' to '.join(sorted({days[0], days[-1]})) if days else 'no date'}: {busy / 60:.0f} minutes in which any ran, "
+        f"up to {most} at a time, {each:.1f} minutes a run; torch {told('torch')}, transformers {told('transformers')}, "
+        f"Python {told('python')}, commit {re.sub('(?<=[0-9a-f]{12})[0-9a-f]+', '', told('commit'))}."
+    )
+
+
+# --- README and figures -----------------------------------------------------------------------------------------------
+
+
+def report(results):
+    """All tables as Markdown, between the marks of the README; figures beside it where matplotlib is there."""
+    worlds, drawn = [], importlib.util.find_spec("matplotlib")
+    for folder in sorted(path.parent for path in results.glob("world*/runs.jsonl")):
+        worlds.append(World(folder))
+        if drawn:
+            analyze.figures(analyze.load(folder), analyze.read_outcomes(folder / "outcomes.csv"), folder, "svg")
+    if not worlds:
+        raise SystemExit(f"{results} keeps no world: name the runs with --runs, or another folder with --results.")
+    text = [analyze.markdown(*claims_table(worlds)), "\n".join(f"- {ran(world)}" for world in worlds) + "\n"]
+    for world in worlds:
+        text.append(analyze.markdown(*arms_table(world)))
+        paths = sorted((results / world.name).glob("*.svg"))
+        text += [f"![{world.name}: {path.stem}]({world.name}/{path.name})\n" for path in paths]
+        if len((table := readings_table(world))[1]) > 1:
+            text.append(analyze.markdown(*table))
+    readme = results / "README.md"
+    said = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    before, after = said.split(BEGIN)[0], said.split(END)[-1] if END in said else ""
+    readme.write_text(before + "\n".join([BEGIN, "", *text, END]) + after, encoding="utf-8")
+    print(*text[:2], f"{readme} is written.", sep="\n")
+    if not drawn:
+        print("Its figures need matplotlib: `pip install matplotlib`, then `python -m data.toy.replicate`.")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="a folder of worlds of run folders, to be kept")
+    parser.add_argument("--results", type=Path, default=Path("results/toy"))
+    args = parser.parse_args(argv)
+    if args.runs:
+        for world in sorted(args.runs.glob("world*")):
+            keep(world, args.results / world.name)
+    report(args.results)
+
+
+if __name__ == "__main__":
+    main()
