@@ -16,8 +16,8 @@ by seed; low and high are the ends of Student's 95 % interval over seeds (of the
   nothing      "adds nothing" means less than 5 points: it holds if high < 5 and does not if low > 0; between them the
                interval is too wide to tell nothing from something, and the claim cannot be tested here
 
-Nor can it with fewer than two seeds of all arms that it takes, with values that do not differ, or where what it
-explains did not happen. 5 points are a fraction of what works here, and about the paper's whole range on transfer (5.9).
+Nor can it with fewer than two seeds of all arms that it takes, or where what it explains did not happen. 5 points are
+a fraction of what works here, and about the paper's whole range on transfer.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import t
 
 import analyze
 import judge
@@ -248,8 +249,10 @@ CLAIMS = [
 
 
 def interval(values):
-    """Mean of some values and half of Student's 95 % interval, nan where it takes more of them or others."""
-    return analyze.clustered(np.array(values), range(len(values)))[:2] if values else (math.nan, math.nan)
+    """Mean of some values and half of Student's 95 % interval; nan where it takes more of them."""
+    n = len(values)
+    half = np.std(values, ddof=1) / n**0.5 * t.ppf(0.975, n - 1) if n > 1 else math.nan
+    return np.mean(values) if n else math.nan, half
 
 
 def verdict(rule, low, high):
@@ -354,14 +357,14 @@ def ran(world):
     for start, end in spans:  # their union: pauses between calls do not count
         busy, until = busy + max(0.0, end - max(start, until)), max(until, end)
     most = max((sum(a <= start < b for a, b in spans) for start, _ in spans), default=0)
-    days = sorted(run[end][:10] for run in timed for end in ("started", "ended"))
     each = np.mean([end - start for start, end in spans]) / 60 if spans else math.nan
+    days = sorted(run[end][:10] for run in timed for end in ("started", "ended")) or ["no date"]
     steps = sorted({run["args"]["steps"] for run in world.runs} - {0})
     return (
         f"{world.name}: {len(world.runs)} runs of {' or '.join(map(str, steps))} steps on {told('device')}, "
-        f"{' to '.join(sorted({days[0], days[-1]})) if days else 'no date'}: {busy / 60:.0f} minutes in which any ran, "
-        f"up to {most} at a time, {each:.1f} minutes a run; torch {told('torch')}, transformers {told('transformers')}, "
-        f"Python {told('python')}, commit {re.sub('(?<=[0-9a-f]{12})[0-9a-f]+', '', told('commit'))}."
+        f"{' to '.join(sorted({days[0], days[-1]}))}: {busy / 60:.0f} minutes in which any ran, {most} at a time at "
+        f"most, {each:.1f} minutes a run; torch {told('torch')}, transformers {told('transformers')}, Python "
+        f"{told('python')}, commit {re.sub('(?<=[0-9a-f]{12})[0-9a-f]+', '', told('commit'))}."
     )
 
 

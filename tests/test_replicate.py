@@ -1,0 +1,307 @@
+"""make replicate and its tables: a tiny world end to end, and synthetic worlds in which claims are known to hold."""
+
+import csv
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from scipy import stats
+
+import analyze
+import common
+from data.toy import replicate, world
+from data.toy.replicate import DELIVERED, ELEVEN, FAILS, HOLDS, OTHERS, UNTESTED
+
+SIZES = {"old choice": 220, "old open": 100, "sparse": 250, "cross": 400}
+STEPS = 50
+
+
+def sound(arm):
+    """Accuracies in a world where the paper is right."""
+    levels = dict(
+        hintonly=0.7, uft001=0.7, uft002=0.69, stack=0.69, vapohl=0.66, grpo=0.3, opd=0.28, reopd=0.27, vapo=0.25
+    )
+    level = (levels | {"opd-annealed": 0.64, "opd-gated": 0.29}).get(arm, 0.24)
+    return {"cross": level, "sparse": level - 0.2, "old choice": 0.9 - level, "old open": level + 0.1}
+
+
+def paper_is_right(arm, seed):
+    """-> accuracies, counts that differ from what they imply, metrics of the first and of the later steps."""
+    noise = np.random.default_rng([seed, *arm.encode()]).normal(0, 0.01, 4)
+    shares = {name: x + e for (name, x), e in zip(sound(arm).items(), noise, strict=True)}
+    if arm == "teacher":
+        shares["sparse"] = 0.2
+    if arm == "opd":
+        shares["sparse"] = 0.19 + noise[0]
+    dead = 0.93 + noise[0] / 2
+    return shares, {"strict": 1.0 if arm in DELIVERED else 0.6, "worked": 0.99}, (dead, dead if arm == "grpo" else 0.2)
+
+
+def write_world(folder, tell, seeds=(0, 1, 2, 3, 4), arms=ELEVEN, half=0.32):
+    """A world as results/ keeps it, from tell(arm, seed): outcomes, outputs' counts, metrics, runs."""
+    folder.mkdir(parents=True)
+    every = [("base", 0), ("teacher", 0), *((arm, seed) for arm in arms for seed in seeds)]
+    told = {run: tell(*run) for run in every}
+    for part, mine in ((folder, [x for x in every if x[0] != "teacher"]), (folder / "others", [("teacher", 0)])):
+        part.mkdir(exist_ok=True)
+        right = {}
+        for run in mine:
+            draw = np.random.default_rng(run[1])
+            right[run] = {k: draw.permutation(n) < round(told[run][0][k] * n) for k, n in SIZES.items()}
+        names = [f"{arm}-s{seed}" for arm, seed in mine]
+        with open(part / "outcomes.csv", "w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["set", "id", "kind", *names])
+            for name, n in SIZES.items():
+                kind = "choice" if "choice" in name else "free"
+                rows = (
+                    [name.split()[0], f"{name}{i}", kind, *(int(right[run][name][i]) for run in mine)] for i in range(n)
+                )
+                table.writerows(rows)
+        counts = []
+        for run, name in zip(mine, names, strict=True):
+            for slice_, n in SIZES.items():
+                hits, more = int(right[run][slice_].sum()), told[run][1]
+                strict = round(hits * more["strict"]) if slice_.startswith("old") else hits
+                counts.append([name, slice_.split()[0], "choice" if "choice" in slice_ else "free", n, hits, strict,
+                               more.get("unparsed", 0), n, 0, n, round(hits * more["worked"]), 30 * n])  # fmt: skip
+        replicate.write_csv(part / "outputs.csv", ("run", "set", "kind", *replicate.COUNTS), counts)
+        steps = []
+        for run, name in zip(mine, names, strict=True):
+            for step in range(STEPS if run[0] not in replicate.UNTRAINED else 0):
+                dead = told[run][2][step >= 10]
+                steps.append([name, step, 1 - dead, dead, 1 - dead, 0, 0, 40, 0.5, 1.0, *[""] * 4])
+        replicate.write_csv(part / "metrics.csv", ("run", "step", *replicate.METRICS), steps)
+        args = {"group": 8, "problems": 8, "steps": STEPS, "pool": ""}
+        runs = [dict(name=f"{a}-s{s}", arm=a, seed=s, args=args, gates=[], device="abacus", torch="2", python="3",
+                     transformers="5", commit="0" * 40, started=f"2026-01-01T00:0{s}:00Z",
+                     ended=f"2026-01-01T00:0{s + 2}:00Z") for a, s in mine]  # fmt: skip
+        (part / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    shown = {k: {"rows": 700, "right": x, "right_error": 0.01} for k, x in (("0.0", 0.03), ("0.5", half))}
+    (folder / "precondition.json").write_text(json.dumps({"shown": shown}))
+    return replicate.World(folder)
+
+
+def verdicts(world):
+    """The claims table's last column, by claim."""
+    _, (header, *rows), _ = replicate.claims_table([world])
+    assert (
+        header[-1] == "verdict" and len(rows) == len(replicate.CLAIMS) and {len(row) for row in rows} == {len(header)}
+    )
+    return {row[1]: row[-1].strip("*") for row in rows}
+
+
+def claim(words):
+    (one,) = [x.text for x in replicate.CLAIMS if words in x.text]
+    return one
+
+
+def test_every_claim_holds_where_the_paper_is_right(tmp_path):
+    assert set(verdicts(write_world(tmp_path / "world0", paper_is_right)).values()) == {HOLDS}
+
+
+# what is turned round -> the claims that no longer hold, and what they are instead
+TURNED = {
+    "all arms are alike": (
+        lambda arm, x: {k: 0.5 + (v - sound(arm)[k]) for k, v in x.items()},
+        {"lie above": FAILS, "combined in-domain": FAILS, "drives the gain": FAILS, "annealed beats": FAILS,
+         "annealed distillation helps": FAILS, "vapo, combined": FAILS, "same on transfer": FAILS, "reverse of": FAILS,
+         "without multiple choice": UNTESTED, "not format": FAILS},
+    ),
+    "UFT and stacking help": (
+        lambda arm, x: {k: v + 0.15 * (arm in ("uft001", "uft002", "stack")) for k, v in x.items()},
+        {"likelihood": FAILS, "stacking": FAILS},
+    ),
+    "the gated teacher helps": (
+        lambda arm, x: {k: v + 0.6 * (arm == "opd-gated") for k, v in x.items()} | {"old choice": 0.3},
+        {"lie above": FAILS, "combined in-domain": FAILS, "gated persistent": FAILS, "annealed beats": FAILS,
+         "reverse of": FAILS, "without multiple choice": UNTESTED},
+    ),
+    "the teacher is no ceiling": (
+        lambda arm, x: x | ({"sparse": 0.35} if arm == "opd" else {}),
+        {"is capped": FAILS},
+    ),
+    "the teacher is out of reach": (
+        lambda arm, x: x | ({"sparse": 0.9} if arm == "teacher" else {}),
+        {"it is not: opd": FAILS},
+    ),
+    "the MSE critic is as good": (
+        lambda arm, x: sound("vapohl") | {"cross": x["cross"] + 0.4} if arm == "vapo" else x,
+        {"lie above": FAILS, "combined in-domain": FAILS, "vapo, combined": FAILS, "same on transfer": FAILS},
+    ),
+    "old ranks as transfer does": (
+        lambda arm, x: x | {"old choice": x["cross"]},
+        {"reverse of": FAILS, "without multiple choice": UNTESTED},
+    ),
+    "sparse is turned round": (lambda arm, x: x | {"sparse": 0.9 - x["sparse"]}, {"predicts": FAILS}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("turn", TURNED)
+def test_a_claim_does_not_hold_where_its_opposite_is_true(tmp_path, turn):
+    change, wanted = TURNED[turn]
+    tell = lambda arm, seed: (change(arm, paper_is_right(arm, seed)[0]), *paper_is_right(arm, seed)[1:])
+    found = verdicts(write_world(tmp_path / "world0", tell))
+    for words, said in wanted.items():
+        assert found[claim(words)] == said, words
+    print({k: v for k, v in found.items() if v != HOLDS})
+
+
+def test_training_before_and_after_is_told_apart(tmp_path):
+    """grpo takes off, the start is not sparse, hints do not unlock, graders agree, and guesses explain the gain."""
+
+    def tell(arm, seed):
+        shares, _, (first, _) = paper_is_right(arm, seed)
+        return shares, {"strict": 0.99, "worked": 0.1 if arm in DELIVERED else 1.0}, (first - 0.2, 0.3)
+
+    found = verdicts(write_world(tmp_path / "world0", tell, half=0.04))
+    for words in ("unlocks", "start all wrong", "stalls", "rule grader", "not guessing"):
+        assert found[claim(words)] == FAILS, words
+    assert found[claim("not format")] == HOLDS  # every answer can be read
+
+
+def test_a_gain_that_is_all_format_is_found(tmp_path):
+    def tell(arm, seed):
+        shares, more, dead = paper_is_right(arm, seed)
+        read = 360 if arm in DELIVERED else round(shares["cross"] / 0.8 * 400)
+        shares |= {"cross": 0.72} if arm in DELIVERED else {}
+        return shares, more | {"unparsed": 400 - read}, dead
+
+    assert verdicts(write_world(tmp_path / "world0", tell))[claim("not format")] == FAILS
+
+
+def test_what_was_not_run_cannot_be_tested(tmp_path):
+    some = [arm for arm in ELEVEN if arm not in ("uft002", "vapo")]
+    world = write_world(tmp_path / "world0", paper_is_right, arms=some)
+    found, texts = verdicts(world), {row[1]: row[-2] for row in replicate.claims_table([world])[1][1:]}
+    for words in ("lie above", "likelihood", "vapo, combined", "predicts", "rule grader"):
+        assert found[claim(words)] == UNTESTED and "not run: " in texts[claim(words)]
+    assert texts[claim("vapo, combined")] == "(not run: vapo)"
+    assert found[claim("drives the gain")] == found[claim("stacking")] == HOLDS
+    (tmp_path / "world0/precondition.json").unlink()
+    one = write_world(tmp_path / "world1", paper_is_right, seeds=(3,))
+    assert set(verdicts(one).values()) == {UNTESTED, HOLDS} and verdicts(one)[claim("unlocks")] == HOLDS
+    assert verdicts(replicate.World(tmp_path / "world0"))[claim("unlocks")] == UNTESTED
+
+
+# ---- statistics against independent computations
+
+
+def test_the_verdict_keeps_the_rules_of_the_docstring():
+    cases = [("above", 0, 0.1, 9, HOLDS), ("above", 0, -0.1, 9, FAILS), ("above", 85, 84.9, 99, FAILS),
+             ("below", 0, -0.5, -0.1, HOLDS), ("below", 0, -0.5, 0.1, FAILS), ("nothing", 5, -9, 4.9, HOLDS),
+             ("nothing", 5, 1, 4.9, HOLDS), ("nothing", 5, 0.1, 5.1, FAILS), ("nothing", 5, -0.1, 5.1, UNTESTED),
+             ("above", 0, np.nan, np.nan, UNTESTED), ("nothing", 5, np.nan, np.nan, UNTESTED)]  # fmt: skip
+    for sense, bound, low, high, said in cases:
+        assert replicate.verdict((sense, bound), low, high) == said, (sense, low, high)
+
+
+def test_the_interval_is_scipys():
+    values = [3.0, 5.5, -1.0, 4.0, 2.5]
+    middle, half = replicate.interval(values)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (middle - half, middle + half) == pytest.approx((low, high))
+    assert replicate.interval([2.0, 2.0, 2.0]) == (2.0, 0.0)
+    assert np.isnan(replicate.interval([1.0])[1]) and np.isnan(replicate.interval([])).all()
+
+
+def test_claims_are_recomputed_from_the_file_of_outcomes(tmp_path):
+    """By plain reading of outcomes.csv and metrics.csv, with scipy's tests, paired by seed."""
+    world = write_world(tmp_path / "world0", paper_is_right)
+    with open(tmp_path / "world0/outcomes.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    with open(tmp_path / "world0/metrics.csv", newline="") as file:
+        steps = list(csv.DictReader(file))
+    seeds = range(5)
+    acc = lambda arm, s, *sets: 100 * statistics.mean(int(x[f"{arm}-s{s}"]) for x in rows if x["set"] in sets)
+    got = {x.text: replicate.measure(x, world) for x in replicate.CLAIMS}
+
+    def same(words, values):
+        middle, half, over = got[claim(words)]
+        ends = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        assert (middle - half, middle + half) == pytest.approx(tuple(ends)) and over == "5 seeds"
+
+    paired = lambda one, two, *sets: [acc(one, s, *sets) - acc(two, s, *sets) for s in seeds]
+    same("drives the gain", paired("hintonly", "grpo", "cross"))
+    same("vapo, combined", paired("vapohl", "vapo", "old", "sparse"))
+    both = [(a + b) / 2 for a, b in zip(*(paired(x, "hintonly", "cross") for x in ("uft001", "uft002")), strict=True)]
+    same("likelihood", both)
+    same("stacking", paired("stack", "hintonly", "cross"))  # the better of the two
+    ceiling = 100 * statistics.mean(
+        int(x["teacher-s0"])
+        for x in csv.DictReader((tmp_path / "world0/others/outcomes.csv").read_text().splitlines())
+        if x["set"] == "sparse"
+    )
+    same("is capped", [acc("opd", s, "sparse") - ceiling for s in seeds])
+    six, five = ([[acc(arm, s, "cross") for arm in side] for s in seeds] for side in (DELIVERED, OTHERS))
+    same("lie above", [min(a) - max(b) for a, b in zip(six, five, strict=True)])
+    rho = lambda s, test: stats.spearmanr(*([acc(a, s, x) for a in ELEVEN] for x in (test, "cross"))).statistic
+    same("predicts", [rho(s, "sparse") for s in seeds])
+    late = lambda s: [float(x["all_wrong"]) for x in steps if x["run"] == f"grpo-s{s}" and int(x["step"]) >= 40]
+    same("stalls", [100 * statistics.mean(late(s)) for s in seeds])
+    assert got[claim("unlocks")] == (pytest.approx(29.0), pytest.approx(1.96 * 2**0.5), "700 rows")
+
+
+# ---- the command, end to end
+
+
+def small_toy(folder):
+    """The first rows of the shipped world's sets, with its student; its teacher is lost."""
+    folder.mkdir()
+    (folder / "student").symlink_to(ROOT / "data/toy/student")
+    for name in world.NAMES:
+        rows = common.read_jsonl(ROOT / f"data/toy/{name}.jsonl")[: 8 if name in ("train", "old") else 4]
+        for row in rows:
+            world.draw_row(row, folder)
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copy(ROOT / "data/toy/train.precondition.json", folder)
+    (folder / "images/ready").touch()
+
+
+def make(tmp_path, arms):
+    flags = "--steps 2 --problems 2 --group 4 --eval-every 0 --gates warn"
+    places = [f"TOY={tmp_path}/toy", f"RUNS={tmp_path}/runs", f"RESULTS={tmp_path}/results", f"PY={sys.executable}"]
+    command = ["make", "replicate", *places, "WORLDS=0", "SEEDS=0 1", f"ARMS={arms}", f"FLAGS={flags}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_one_command_trains_judges_and_tells_and_goes_on_where_it_was(tmp_path):
+    small_toy(tmp_path / "toy")
+    said = make(tmp_path, "base grpo hintonly")
+    runs, kept = tmp_path / "runs/world0", tmp_path / "results/world0"
+    names = ["base-s0", "grpo-s0", "grpo-s1", "hintonly-s0", "hintonly-s1"]
+    assert [path.parent.name for path in sorted(runs.glob("*/outputs.jsonl"))] == names
+    assert said.count("is finished") == 5 and "5 of 5" in said
+    files = {"outcomes.csv", "outputs.csv", "metrics.csv", "runs.jsonl", "precondition.json"}
+    assert {path.name for path in kept.iterdir() if path.suffix != ".svg"} == files
+
+    # tables from results/ are those from runs/
+    loaded = analyze.load(runs)
+    whole, small = analyze.judged(loaded, runs / "verdicts.jsonl"), analyze.read_outcomes(kept / "outcomes.csv")
+    for name in ("sparsity", "dynamics", "gates"):
+        assert analyze.TABLES[name](analyze.load(kept), None) == analyze.TABLES[name](loaded, None)
+    for name in ("main", "pairs", "methods"):
+        assert analyze.TABLES[name]([], small)[1] == analyze.TABLES[name](loaded, whole)[1]
+    readme = (tmp_path / "results/README.md").read_text()
+    cross, by = whole.sets()["cross"], dict(zip([run["name"] for run in whole.runs], whole.right, strict=True))
+    gap = statistics.mean((by[f"hintonly-s{s}"] - by[f"grpo-s{s}"])[cross].mean() for s in (0, 1))
+    row = next(line for line in readme.splitlines() if "drives the gain" in line)
+    assert f"| {100 * gap:+.1f} [" in row and "(2 seeds)" in row
+    assert f"5 runs of 2 steps on {common.device_name()}" in readme and "not recorded" not in readme
+
+    # a run that is gone is trained again, no other is; one that cannot start is named; what is kept is what it was
+    before = {name: (kept / name).read_bytes() for name in files - {"runs.jsonl"}}
+    times = {name: (runs / name / "outputs.jsonl").stat().st_mtime_ns for name in names}
+    shutil.rmtree(runs / "grpo-s1")
+    said = make(tmp_path, "base grpo hintonly opd")
+    assert said.count("is finished") == 1 and "grpo-s1 is finished" in said
+    assert said.count(" stopped:") == 2 and "opd-s0 stopped:" in said and "toy/teacher" in said
+    changed = [name for name in names if (runs / name / "outputs.jsonl").stat().st_mtime_ns != times[name]]
+    assert changed == ["grpo-s1"] and {name: (kept / name).read_bytes() for name in before} == before
