@@ -995,8 +995,8 @@ def style(arm):
     return dict(zip(("color", "linestyle"), STYLE.get(arm, "0.4 -").split(), strict=True))
 
 
-def figures(runs, data, folder, kind="png"):
-    """Draws what can be drawn into `folder`: PNG of one column's width at 300 dots an inch, or SVG."""
+def figures(runs, data, folder):
+    """Draws what can be drawn into `folder`: PNG of one column's width at 300 dots an inch."""
     if importlib.util.find_spec("matplotlib") is None:
         raise SystemExit("Figures need matplotlib, and nothing else here does: run `pip install matplotlib`.")
     import matplotlib
@@ -1006,18 +1006,16 @@ def figures(runs, data, folder, kind="png"):
     from PIL import Image
 
     plt.rcParams |= {"font.size": 8, "savefig.dpi": 300, "figure.constrained_layout.use": True, "lines.linewidth": 1.2}
-    plt.rcParams |= {"svg.hashsalt": "same", "svg.fonttype": "none", "path.simplify_threshold": 1.0}
     plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in dict(dynamics=draw_dynamics, transfer=draw_transfer, calibration=draw_calibration).items():
         drawn = draw(plt, runs, data)
         if isinstance(drawn, str):
-            print(f"{folder / name}.{kind} is not drawn: {drawn}.")
+            print(f"{folder / name}.png is not drawn: {drawn}.")
             continue
-        drawn.savefig(path := folder / f"{name}.{kind}", metadata={"Date": None} if kind == "svg" else None)
+        drawn.savefig(path := folder / f"{name}.png")
         plt.close(drawn)
-        if kind == "png":  # a third of the size
-            Image.open(path).convert("RGB").quantize(64).save(path, optimize=True, dpi=(300, 300))
+        Image.open(path).convert("RGB").quantize(64).save(path, optimize=True, dpi=(300, 300))  # a third of the size
         print(path)
 
 

@@ -1061,3 +1061,23 @@ def test_seeds_that_all_say_the_same_bound_nothing():
     row = find(table("main", outcomes(sets, arms))[1], run="stack, mean")
     assert row["delivered"] == "" and row["cross (n = 9)"] == "100.0 +- 0.0"
     assert analyze.clustered(np.zeros(4), [0, 0, 1, 1]) == (0.0, 0.0, 1.0)
+
+
+def test_results_without_outputs_have_their_tables_and_refuse_the_others(capsys):
+    write_run("grpo", metrics=steps(3), right={"sparse": [1], "cross": [1, 2]})
+    outcomes({"sparse": 10}, {"grpo-s0": {"sparse": [0] * 9 + [1]}}, Path("kept.csv"))
+    kept = Path("results/world0")
+    kept.mkdir(parents=True)
+    Path("kept.csv").rename(kept / "outcomes.csv")
+    run = {"name": "grpo-s0", "arm": "grpo", "seed": 0, "args": {"group": 8, "problems": 64}, "gates": []}
+    write_lines(kept / "runs.jsonl", [run | {"calibration": [[1.0, 2.0, 3.0]]}])
+    (kept / "metrics.csv").write_text("run,step,reward,all_wrong,entropy\ngrpo-s0,0,0,1,\ngrpo-s0,1,0.25,0.5,1e-05\n")
+    (loaded,) = analyze.load(kept)
+    assert loaded["metrics"] == [{"step": 0, "reward": 0, "all_wrong": 1},
+                                 {"step": 1, "reward": 0.25, "all_wrong": 0.5, "entropy": 1e-5,
+                                  "calibration": [[1.0, 2.0, 3.0]]}]  # fmt: skip
+    analyze.main(["--runs", str(kept)])
+    said = capsys.readouterr().out
+    assert "### Training dynamics" in said and "### Gates" in said and "10.0 [1.8, 40.4]" in said
+    with pytest.raises(SystemExit, match="the table audit needs outputs, and results/world0 keeps none"):
+        analyze.main(["audit", "--runs", str(kept)])

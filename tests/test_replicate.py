@@ -247,6 +247,41 @@ def test_claims_are_recomputed_from_the_file_of_outcomes(tmp_path):
     assert got[claim("unlocks")] == (pytest.approx(29.0), pytest.approx(1.96 * 2**0.5), "700 rows")
 
 
+def test_the_report_is_written_between_its_marks_from_results_alone(tmp_path, capsys):
+    (tmp_path / "README.md").write_text(f"# Before\n\n{replicate.BEGIN}\n\nold\n{replicate.END}\n\nAfter.\n")
+    for name in ("world0", "world1"):
+        write_world(tmp_path / name, paper_is_right, seeds=(0, 1, 2))
+    replicate.report(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith(f"# Before\n\n{replicate.BEGIN}\n\n### The") and text.endswith(
+        f"{replicate.END}\n\nAfter.\n"
+    )
+    assert text.count("*holds*") == 2 * len(replicate.CLAIMS) and "old\n" not in text
+    # seeds 0, 1 and 2 ran for two minutes each and began a minute apart, the untrained with the first
+    assert text.count("4 minutes in which any ran, 24 at a time at most, 2.0 minutes a run; torch 2,") == 2
+    replicate.report(tmp_path)
+    assert (tmp_path / "README.md").read_text() == text
+    with pytest.raises(SystemExit, match="keeps no world"):
+        replicate.report(tmp_path / "nowhere")
+
+
+def test_figures_are_svg_below_200_kb_with_every_arm(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib, which is optional")
+    replicate.figures(write_world(tmp_path / "world0", paper_is_right), tmp_path)
+    for name in ("dynamics", "transfer"):
+        text = (tmp_path / f"{name}.svg").read_text()
+        assert len(text) < 200_000 and all(arm in text for arm in ELEVEN)
+    replicate.figures(write_world(tmp_path / "world1", paper_is_right, arms=["grpo"], seeds=(0,)), tmp_path)
+
+
+def test_readings_stand_beside_their_arm(tmp_path):
+    sound_ = lambda arm, seed: paper_is_right(replicate.READINGS.get(arm, arm), seed)
+    one = write_world(tmp_path / "world0", sound_, arms=[*ELEVEN, "uft01", "reopd-staircase"], seeds=(0, 1))
+    _, rows, _ = replicate.readings_table(one)
+    assert [row[:3] for row in rows[1:]] == [["uft01", "hintonly", 2], ["reopd-staircase", "reopd", 2]]
+    assert rows[1][4] == rows[1][6] == "+0.0 [+0.0, +0.0]" and rows[1][5].startswith("7")
+
+
 # ---- the command, end to end
 
 

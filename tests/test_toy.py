@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig, Qwen2VLForConditionalGeneration
 
 import common
+import opd
 from data.toy import prepare, world
 
 LIGHT, DARK = world.Part((3, 6), (0.3, 0.6, 0.9)), world.Part((3, 6), (0.6,), dark=True)
@@ -441,6 +442,21 @@ def test_a_missing_file_of_the_world_is_named_in_a_sentence(monkeypatch, tmp_pat
     assert gone in str(stop.value) and "git checkout data/toy" in str(stop.value) and "--rebuild" in str(stop.value)
 
 
+def test_another_seed_has_a_folder_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(prepare, "HERE", tmp_path)
+    monkeypatch.setattr(world, "SEED", 0)
+    with pytest.raises(SystemExit) as stop:
+        prepare.main(["--seed", "1"])
+    assert "seed1" in str(stop.value) and "--rebuild --seed 1" in str(stop.value) and "git" not in str(stop.value)
+    assert tmp_path / "seed1" == prepare.HERE and not list(tmp_path.iterdir())
+    args = common.parse(opd.Args, ["--toy", "data/toy/seed1", "--steps", "3"])
+    assert {args.model, args.pool, args.teacher} == {
+        f"data/toy/seed1/{x}" for x in ("student", "train.jsonl", "teacher")
+    }
+    assert args.eval.count("data/toy/seed1/") == 4 and args.steps == 3
+    assert common.parse(opd.Args, ["--toy"]).model == "data/toy/student" and common.parse(opd.Args, []).steps == 300
+
+
 # -------------------------------------------------------------------------------------------------------- calibration
 
 
@@ -496,12 +512,17 @@ def test_the_shipped_world_keeps_its_calibration():
 
 
 @pytest.mark.slow
-def test_a_tiny_world_can_be_rebuilt_from_the_seed(monkeypatch, tmp_path):
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_tiny_world_can_be_rebuilt_from_the_seed(monkeypatch, tmp_path, seed):
     recipes = {k: dataclasses.replace(r, problems=1000, steps=3, batch=8) for k, r in world.RECIPES.items()}
     sets = {name: [(n // 10, part) for n, part in parts] for name, parts in world.SETS.items()}
     monkeypatch.setattr(prepare, "HERE", tmp_path)
+    monkeypatch.setattr(world, "SEED", 0)
     for name, value in dict(RECIPES=recipes, SETS=sets, CANDIDATES=60, ROUNDS=(4, 4)).items():
         monkeypatch.setattr(world, name, value)
-    prepare.main(["--rebuild", "--limit", "4"])
-    assert {name: len(common.load_pool(tmp_path / f"{name}.jsonl")) for name in world.NAMES}["cross"] == 40
-    assert "designed" in (tmp_path / "readme.md").read_text()
+    prepare.main(["--rebuild", "--limit", "4", "--seed", str(seed)])
+    place = tmp_path / "seed1" if seed else tmp_path
+    assert {name: len(common.load_pool(place / f"{name}.jsonl")) for name in world.NAMES}["cross"] == 40
+    assert ("designed" in (place / "readme.md").read_text()) == (seed == 0)
+    assert f"Seed {seed}, " in (place / "readme.md").read_text()
+    assert len(list(tmp_path.iterdir())) == (1 if seed else len(world.NAMES) + 4)

@@ -311,6 +311,7 @@ def claims_table(worlds):
 def arms_table(world):
     """Accuracy, means of an arm's seeds with 95 % intervals over them, and what the log and the outputs say of it."""
     sets = ("sparse", "cross", "combined", "old", "old choice", "old open", "easy")
+    sets = [name for name in sets if all(name in shares for shares in world.share.values())]
     rows = [["arm", "seeds", *sets, "bare letter", "all wrong, first fifth", "all wrong, last", "tokens", "V explains"]]
     rows[0].append("paper: DynaMath")
     for arm in ("teacher", "base", *ELEVEN, *READINGS):
@@ -368,7 +369,86 @@ def ran(world):
     )
 
 
-# --- README and figures -----------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+FAMILIES = {
+    "hints": ["hintonly", "uft001", "uft002"],
+    "distillation": ["opd", "opd-annealed", "opd-gated", "reopd"],
+    "critics": ["vapo", "vapohl"],
+    "both": ["stack"],
+}
+
+
+def figures(world, folder):
+    """Draws dynamics, transfer and the critics' calibration as SVG, all seeds in each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"font.size": 8, "figure.constrained_layout.use": True, "lines.linewidth": 1.2}
+    plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "always the same file"}
+    drawn = {"dynamics": draw_dynamics(plt, world), "transfer": draw_transfer(plt, world)}
+    drawn["calibration"] = analyze.draw_calibration(plt, world.runs, None)
+    for name, figure in drawn.items():
+        if isinstance(figure, str):
+            print(f"{folder / name}.svg is not drawn: {figure}.")
+        else:
+            figure.savefig(path := folder / f"{name}.svg", metadata={"Date": None})
+            plt.close(figure)
+            path.write_text(re.sub(r"(\d\.\d\d)\d+", r"\1", path.read_text()))  # a third of the size
+
+
+def draw_dynamics(plt, world):
+    """Reward and all-wrong groups over the steps, a row a family with grpo in each: mean and range of the seeds."""
+    panels = {"reward": "rollouts right, %", "all_wrong": "groups all wrong, %"}
+    figure, axes = plt.subplots(len(FAMILIES), 2, figsize=(7, 7.5), sharex=True, sharey=True)
+    for (family, arms), row in zip(FAMILIES.items(), axes, strict=True):
+        for arm, colour in zip(
+            ("grpo", *arms), ("0.3", "tab:blue", "tab:orange", "tab:green", "tab:red"), strict=False
+        ):
+            seeds = [log for (one, _), log in world.log.items() if one == arm and len(log) >= WINDOW]
+            steps = np.arange(WINDOW, min(map(len, seeds), default=0) + 1)
+            for axis, field in zip(row, panels, strict=True) if seeds else ():
+                logs = [np.convolve(analyze.column(x, field), [100 / WINDOW] * WINDOW, "valid") for x in seeds]
+                logs = np.array([x[: len(steps)] for x in logs])
+                axis.plot(steps[::3], logs.mean(0)[::3], color=colour, label=f"{arm} ({len(seeds)})")
+                axis.fill_between(
+                    steps[::3], *(x[::3] for x in (logs.min(0), logs.max(0))), color=colour, alpha=0.15, lw=0
+                )
+        row[0].set_ylabel(family)
+        if row[1].get_legend_handles_labels()[0]:
+            row[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    for axis, end, title in zip(axes[0], axes[-1], panels.values(), strict=True):
+        axis.set_title(title)
+        end.set_xlabel(f"step (mean of the last {WINDOW})")
+    return figure
+
+
+def draw_transfer(plt, world):
+    """Accuracy on old and on sparse against transfer: a large dot is an arm's mean, the small ones are its seeds."""
+    figure, axes = plt.subplots(1, 2, figsize=(7, 3.6), sharey=True)
+    marked = []
+    for axis, name in zip(axes, ("old", "sparse"), strict=True):
+        spots = {}
+        for arm in ("base", *ELEVEN):
+            if seeds := [s for one, s in world.share if one == arm]:
+                dots = np.array([[world.acc(arm, s, x) for x in (name, "cross")] for s in seeds])
+                axis.scatter(*dots.T, s=5, color=analyze.style(arm)["color"], alpha=0.4, lw=0)
+                axis.scatter(*(spot := dots.mean(0)), s=22, color=analyze.style(arm)["color"], zorder=3)
+                spots[arm] = spot
+        marked.append((axis, spots))
+        axis.set(xlabel=f"{name}, % right", ylabel="cross, % right" * (name == "old"))
+        if seeds := world.seeds(ELEVEN):
+            axis.set_title(f"Spearman {np.mean([world.rho(s, name) for s in seeds]):+.2f}, mean of {len(seeds)} seeds")
+    figure.canvas.draw()  # now the axes are where they stay
+    for axis, spots in marked:
+        analyze.label_points(axis, spots)
+    return figure
+
+
+# --- README -----------------------------------------------------------------------------------------------------------
 
 
 def report(results):
@@ -377,7 +457,7 @@ def report(results):
     for folder in sorted(path.parent for path in results.glob("world*/runs.jsonl")):
         worlds.append(World(folder))
         if drawn:
-            analyze.figures(analyze.load(folder), analyze.read_outcomes(folder / "outcomes.csv"), folder, "svg")
+            figures(worlds[-1], folder)
     if not worlds:
         raise SystemExit(f"{results} keeps no world: name the runs with --runs, or another folder with --results.")
     text = [analyze.markdown(*claims_table(worlds)), "\n".join(f"- {ran(world)}" for world in worlds) + "\n"]
