@@ -48,7 +48,7 @@ toy: data/toy/images/ready
 	$(PY) analyze.py sparsity main --runs $(RUNS)
 
 replicate: $(foreach w,$(WORLDS),$(call world,$w)/images/ready)
-	@echo "to watch a run: tail -f $(RUNS)/world0/grpo-s0.log"
+	@echo "to watch the runs: tail -f $(RUNS)/world*/*.log"
 	-@$(MAKE) -k -j$(JOBS) $(WORLDS:%=world%) RUNS=$(RUNS)
 	$(PY) -m data.toy.replicate --runs $(RUNS) --results $(RESULTS)
 

@@ -302,14 +302,14 @@ def make(tmp_path, arms):
     flags = "--steps 2 --problems 2 --group 4 --eval-every 0 --gates warn"
     places = [f"TOY={tmp_path}/toy", f"RUNS={tmp_path}/runs", f"RESULTS={tmp_path}/results", f"PY={sys.executable}"]
     command = ["make", "replicate", *places, "WORLDS=0", "SEEDS=0 1", f"ARMS={arms}", f"FLAGS={flags}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_one_command_trains_judges_and_tells_and_goes_on_where_it_was(tmp_path):
     small_toy(tmp_path / "toy")
-    said = make(tmp_path, "base grpo hintonly")
+    done = make(tmp_path, "base grpo hintonly")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout
     runs, kept = tmp_path / "runs/world0", tmp_path / "results/world0"
     names = ["base-s0", "grpo-s0", "grpo-s1", "hintonly-s0", "hintonly-s1"]
     assert [path.parent.name for path in sorted(runs.glob("*/outputs.jsonl"))] == names
@@ -335,7 +335,9 @@ def test_one_command_trains_judges_and_tells_and_goes_on_where_it_was(tmp_path):
     before = {name: (kept / name).read_bytes() for name in files - {"runs.jsonl"}}
     times = {name: (runs / name / "outputs.jsonl").stat().st_mtime_ns for name in names}
     shutil.rmtree(runs / "grpo-s1")
-    said = make(tmp_path, "base grpo hintonly opd")
+    done = make(tmp_path, "base grpo hintonly opd")
+    said = done.stdout
+    assert done.returncode and "Unfinished, and left out: " in done.stderr
     assert said.count("is finished") == 1 and "grpo-s1 is finished" in said
     assert said.count(" stopped:") == 2 and "opd-s0 stopped:" in said and "toy/teacher" in said
     changed = [name for name in names if (runs / name / "outputs.jsonl").stat().st_mtime_ns != times[name]]

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import common  # isort: skip  # first: it says in a sentence which package is missing
-import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
@@ -146,10 +145,9 @@ def main(args):
         lines = {(x["id"], x["row"], x["shown"]): x for x in measure.read_measured(run.dir)}
         found = figures([x for k, x in lines.items() if k in wanted], args.group)
         box = [gates(found, solved, args.group)]
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
         config = json.loads((run.dir / "config.json").read_text())
         facts = dict(pool=args.pool, sha256=config["sha256"][args.pool], model=args.model, group=args.group,
-                     temperature=args.temperature, device=device, torch=config["torch"], solved=solved,
+                     temperature=args.temperature, device=common.device_name(), torch=config["torch"], solved=solved,
                      solutions=sources, shown=found)  # fmt: skip
         common.write_text(path.with_suffix(".precondition.json"), json.dumps(facts, indent=1) + "\n")
         print(f"{path.with_suffix('.precondition.json')} is written. "

@@ -400,7 +400,7 @@ def by_habit(row, text):
 
 def table(figures):
     """Figures as Markdown, with what they were measured on."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    device = common.device_name()
     return (
         f"Seed {world.SEED}, {device}, {FRESH} fresh rollouts a row at temperature 1, or one greedy answer.\n\n"
         "| what | target | measured | +- 2 s.e. | over | met |\n| --- | --- | --- | --- | --- | --- |\n"

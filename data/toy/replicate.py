@@ -55,14 +55,13 @@ BEGIN, END = "<!-- written by python -m data.toy.replicate -->", "<!-- end -->"
 
 
 def keep(runs, out):
-    """Judge the finished runs of one world by rule, and write what `out` keeps of them."""
-    if not (done := [path.parent for path in sorted(runs.glob("*/outputs.jsonl"))]):
-        raise SystemExit(f"{runs} holds no finished run: `make replicate` trains them.")
+    """Judge the finished runs of one world by rule, and write what `out` keeps of them -> names of the unfinished."""
+    begun, done = (sorted(path.parent for path in runs.glob(f"*/{x}")) for x in ("config.json", "outputs.jsonl"))
+    left = [str(path) for path in begun if path not in done]
+    if not done:
+        return left
     judge.main([*map(str, done), "--judge", "rule", "--verdicts", str(runs / "verdicts.jsonl")])
-    loaded = analyze.load(runs)
-    data = analyze.judged(loaded, runs / "verdicts.jsonl")
-    if data.notes:
-        print(*data.notes, sep="\n")
+    data = analyze.judged(analyze.load(runs), runs / "verdicts.jsonl")
     strict, silent = (analyze.by_rule(data, rule) for rule in (analyze.strict, analyze.unparsed))
     known = [run["arm"] in PAPER_DYNAMATH for run in data.runs]
     for folder, mine in ((out, np.flatnonzero(known)), (out / "others", np.flatnonzero(np.logical_not(known)))):
@@ -75,9 +74,14 @@ def keep(runs, out):
                     for run in part.runs for row in run["metrics"])  # fmt: skip
             write_csv(folder / "metrics.csv", ("run", "step", *METRICS), rows)
             (folder / "runs.jsonl").write_text("".join(json.dumps(facts(run)) + "\n" for run in part.runs))
-    for pool in {run["args"]["pool"] for run in data.runs}:
-        if (path := Path(pool).with_suffix(".precondition.json")).exists():
-            (out / "precondition.json").write_bytes(path.read_bytes())
+    pool = Path(data.runs[0]["args"]["pool"])
+    told = {"precondition.json": pool.with_suffix(".precondition.json")}
+    if pool.parent != Path("data/toy"):  # a world that is not shipped
+        told["world.md"] = pool.with_name("readme.md")
+    for name, path in told.items():
+        if path.exists():
+            (out / name).write_bytes(path.read_bytes())
+    return left
 
 
 def write_csv(path, header, rows):
@@ -155,7 +159,7 @@ class World:
         return np.mean(values) if values else math.nan
 
     def fifth(self, arm, seed, field, last):
-        n = len(self.log[arm, seed]) // 5
+        n = max(1, len(self.log[arm, seed]) // 5)
         return self.logged(arm, seed, field, slice(-n, None) if last else slice(0, n))
 
     def better(self, arms):
@@ -302,6 +306,7 @@ def claims_table(worlds):
     notes = [
         "mean [low, high: 95 %], points unless it is a share or rho; rules: the docstring of data/toy/replicate.py.",
         f"delivered, by our reading: {', '.join(DELIVERED)}; the others: {', '.join(OTHERS)}. transfer: `cross`.",
+        f"Of {len(CLAIMS)} intervals at 95 % one is expected to miss its value by chance.",
         f"2: the first {WINDOW} steps. 4, 5: the ends of two groups, which noise alone moves towards each other.",
         "19: the judge is a rule itself, the reward's own; strict takes what the <answer> tag holds to the letter.",
     ]
@@ -454,7 +459,7 @@ def draw_transfer(plt, world):
 def report(results):
     """All tables as Markdown, between the marks of the README; figures beside it where matplotlib is there."""
     worlds, drawn = [], importlib.util.find_spec("matplotlib")
-    for folder in sorted(path.parent for path in results.glob("world*/runs.jsonl")):
+    for folder in sorted({results / x.relative_to(results).parts[0] for x in results.glob("world*/**/runs.jsonl")}):
         worlds.append(World(folder))
         if drawn:
             figures(worlds[-1], folder)
@@ -468,8 +473,8 @@ def report(results):
         if len((table := readings_table(world))[1]) > 1:
             text.append(analyze.markdown(*table))
     readme = results / "README.md"
-    said = readme.read_text(encoding="utf-8") if readme.exists() else ""
-    before, after = said.split(BEGIN)[0], said.split(END)[-1] if END in said else ""
+    said = readme.read_text(encoding="utf-8") if readme.exists() else f"{BEGIN}{END}\n"
+    before, after = said.split(BEGIN)[0], said.split(END)[-1]
     readme.write_text(before + "\n".join([BEGIN, "", *text, END]) + after, encoding="utf-8")
     print(*text[:2], f"{readme} is written.", sep="\n")
     if not drawn:
@@ -481,10 +486,11 @@ def main(argv=None):
     parser.add_argument("--runs", type=Path, help="a folder of worlds of run folders, to be kept")
     parser.add_argument("--results", type=Path, default=Path("results/toy"))
     args = parser.parse_args(argv)
-    if args.runs:
-        for world in sorted(args.runs.glob("world*")):
-            keep(world, args.results / world.name)
+    worlds = sorted(args.runs.glob("world*")) if args.runs else []
+    left = [name for world in worlds for name in keep(world, args.results / world.name)]
     report(args.results)
+    if left:
+        raise SystemExit(f"Unfinished, and left out: {', '.join(left)}. `make replicate` resumes them.")
 
 
 if __name__ == "__main__":
