@@ -65,7 +65,7 @@ $(RUNS)/%/outputs.jsonl:
 	@mkdir -p $(RUNS)
 	@OMP_NUM_THREADS=1 TQDM_POSITION=$(if $(filter base grpo,$(arm)),0,1) \
 		$(PY) $(firstword $($(arm))) --toy $(TOY) --seed $(seed) --runs $(RUNS) $(FLAGS) $(wordlist 2,9,$($(arm))) \
-		$(if $(QUIET),> $(@D).log 2>&1 \
+		$(if $(QUIET),>> $(@D).log 2>&1 \
 		|| { echo "$(@D) stopped:"; tail -n 2 $(@D).log; exit 1; }; \
 		echo "$(@D) is finished: $$(ls $(RUNS)/*/outputs.jsonl | wc -l) of $(words $(wanted))")
 

@@ -355,8 +355,9 @@ def readings_table(world):
 
 
 def ran(world):
-    """What a world's runs ran on, when and for how long, as they recorded it themselves -> a line."""
-    told = lambda field: ", ".join(sorted({str(run[field]) for run in world.runs if field in run})) or "not recorded"
+    """What a world's runs ran on, when and for how long, as they recorded it themselves -> a line. A run that was
+    killed counts from where it was resumed."""
+    told = lambda field: ", ".join(sorted({str(run[field]) for run in world.runs if run.get(field)})) or "not recorded"
     timed = [run for run in world.runs if "ended" in run]
     spans = sorted([datetime.fromisoformat(run[end]).timestamp() for end in ("started", "ended")] for run in timed)
     busy = until = 0.0
