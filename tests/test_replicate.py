@@ -138,6 +138,10 @@ TURNED = {
         lambda arm, x: x | {"old choice": x["cross"]},
         {"reverse of": FAILS, "without multiple choice": UNTESTED},
     ),
+    "all of old is turned round": (
+        lambda arm, x: x | {"old choice": 0.9 - x["cross"], "old open": 0.9 - x["cross"]},
+        {"without multiple choice": FAILS, "reverse of": HOLDS},
+    ),
     "sparse is turned round": (lambda arm, x: x | {"sparse": 0.9 - x["sparse"]}, {"predicts": FAILS}),
 }  # fmt: skip
 
@@ -280,6 +284,42 @@ def test_readings_stand_beside_their_arm(tmp_path):
     _, rows, _ = replicate.readings_table(one)
     assert [row[:3] for row in rows[1:]] == [["uft01", "hintonly", 2], ["reopd-staircase", "reopd", 2]]
     assert rows[1][4] == rows[1][6] == "+0.0 [+0.0, +0.0]" and rows[1][5].startswith("7")
+
+
+def test_outputs_are_counted_by_kind(tmp_path):
+    rows = [dict(set="old", kind="choice", choices=["12", "13"], answer="B")] * 4 + [
+        dict(set="cross", kind="free", choices=[], answer="13")] * 3  # fmt: skip
+    said = ["<answer>B</answer>", "12;+1=13;<answer>13</answer>", " <answer> A </answer>", "12;+1=13;",
+            "12;+1=13;<answer>13</answer>", "<answer>13</answer>", "no idea"]  # fmt: skip
+    right = np.array([[1, 1, 0, 0, 1, 1, 0]], dtype=float)  # by some judge
+    data = analyze.Outcomes("rule", [dict(name="grpo-s0", arm="grpo", seed=0)], rows, right, np.array([said], object))
+    strict, silent = (analyze.by_rule(data, rule) for rule in (analyze.strict, analyze.unparsed))
+    found = {tuple(row[:3]): dict(zip(replicate.COUNTS, row[3:], strict=True))
+             for row in replicate.count(data, strict, silent)}  # fmt: skip
+    assert found.keys() == {("grpo-s0", "old", "choice"), ("grpo-s0", "cross", "free")}
+    assert found["grpo-s0", "old", "choice"] == dict(
+        n=4, right=2, strict=1, unparsed=int(silent[0, :4].sum()), tagged=3, bare=2, worked=2, worked_right=1,
+        characters=sum(map(len, said[:4])),
+    )  # fmt: skip
+    cross = found["grpo-s0", "cross", "free"]
+    assert [cross[k] for k in ("n", "right", "strict", "tagged", "bare", "worked", "worked_right")] == [
+        3,
+        2,
+        2,
+        2,
+        0,
+        1,
+        1,
+    ]
+
+
+def test_a_run_keeps_its_settings_machine_and_summed_calibration(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"args": {"name": "vapo"}, "device": "abacus", "torch": "2"}))
+    metrics = [{"step": 0}, {"step": 1, "calibration": [[0.5, 1, 2]]}, {"step": 2, "calibration": [[0.25, 0, 3]]}]
+    run = dict(name="vapo-s0", arm="vapo", seed=0, args={"steps": 3}, gates=[], dir=tmp_path, metrics=metrics)
+    kept = {k: run[k] for k in ("name", "arm", "seed", "args", "gates")} | dict(device="abacus", torch="2")
+    assert replicate.facts(run) == kept | {"calibration": [[0.75, 1, 5]]}
+    assert "calibration" not in replicate.facts(run | {"metrics": metrics[:1]})
 
 
 # ---- the command, end to end

@@ -408,7 +408,7 @@ def figures(world, folder):
 
 def draw_dynamics(plt, world):
     """Reward and all-wrong groups over the steps, a row a family with grpo in each: mean and range of the seeds."""
-    panels = {"reward": "rollouts right, %", "all_wrong": "groups all wrong, %"}
+    panels = {"reward": "rollouts right, % (hinted ones, too)", "all_wrong": "groups all wrong, %"}
     figure, axes = plt.subplots(len(FAMILIES), 2, figsize=(7, 7.5), sharex=True, sharey=True)
     for (family, arms), row in zip(FAMILIES.items(), axes, strict=True):
         for arm, colour in zip(
