@@ -207,7 +207,7 @@ class Outcomes:
 
     def choice(self, at, wanted=True):
         """Those of the columns `at` that are multiple choice, or those that are not."""
-        kind = lambda x: x.get("kind") or x.get("answer_type") or ("choice" if x.get("options") else "")
+        kind = lambda x: x.get("answer_type") or x.get("kind") or ("choice" if x.get("options") else "")
         return np.array([i for i in at if ("choice" in kind(self.items[i])) == wanted], dtype=int)
 
     def score(self, at, right=None, base=True):

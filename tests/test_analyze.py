@@ -1081,3 +1081,14 @@ def test_results_without_outputs_have_their_tables_and_refuse_the_others(capsys)
     assert "### Training dynamics" in said and "### Gates" in said and "10.0 [1.8, 40.4]" in said
     with pytest.raises(SystemExit, match="the table audit needs outputs, and results/world0 keeps none"):
         analyze.main(["audit", "--runs", str(kept)])
+
+
+@pytest.mark.parametrize("item, choice", [
+    ({"kind": "free", "answer_type": "multiple choice"}, True),  # DynaMath: only the picture shows its options
+    ({"kind": "free", "answer_type": "float"}, False), ({"kind": "choice"}, True), ({"kind": "free"}, False),
+    ({"options": 4}, True), ({}, False),
+])  # fmt: skip
+def test_multiple_choice_is_what_the_data_set_calls_so_before_what_the_row_lists(item, choice):
+    data = analyze.Outcomes.__new__(analyze.Outcomes)
+    data.items = [item]
+    assert (list(data.choice([0])), list(data.choice([0], False))) == (([0], []) if choice else ([], [0]))

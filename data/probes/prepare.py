@@ -71,7 +71,7 @@ def main(argv=None):
         "Next, for every run, with its own evaluation flags (--toy, ...), here for runs/grpo-s0:\n"
         "  torchrun --nproc_per_node 8 grpo.py --name grpo --seed 0 --steps 0 --gates off --runs runs/probes "
         f"--model runs/grpo-s0/checkpoint --eval {','.join(map(str, made))}\n"
-        "  python judge.py runs/probes/* --verdicts runs/verdicts.jsonl\n"
+        "  python judge.py runs/probes/* --verdicts runs/verdicts.jsonl --judge rule, or the judge that the runs had\n"
         "  python analyze.py hacking"
     )
 
