@@ -42,9 +42,14 @@ STALLS, READABLE, SOLVED = 0.75, 0.75, 0.9  # the least share of all-wrong group
 
 
 def hint_of(row, share):
-    """The first sentences of a row's solution that make up `share` of it, less what gives the answer away -> text."""
+    """The first sentences of a row's solution that make up `share` of it, less what gives the answer away -> text.
+
+    Where two numbers of steps are as near, it is the one nearer to a half: a quarter of two steps is not none of them,
+    three quarters are not all.
+    """
     parts = common.segments(row, most=10**6)
-    return "".join(parts[: round(share * (len(parts) - 1))]) if parts else ""
+    steps = share * (len(parts) - 1)
+    return "".join(parts[: math.floor(steps + 0.5) if share <= 0.5 else math.ceil(steps - 0.5)]) if parts else ""
 
 
 def all_wrong(profile, group):
@@ -54,8 +59,10 @@ def all_wrong(profile, group):
 
 
 def figures(lines, group):
-    """Measured lines (one a row and share) -> {share: {rows, hinted, right, error, all_wrong, floor, ceiling, ...}}.
+    """Measured lines (one a row and share) -> {share: {rows, hinted, tokens, right, error, all_wrong, floor, ...}}.
 
+    `hinted` is the share of rows whose hint has any token, `tokens` the mean share of a solution's tokens in its hint:
+    steps are whole, and what gives the answer away is left out, so that neither need be the share that was asked for.
     Bounds of all_wrong = E[(1-p)^G] for independent rollouts, whatever the spread of p over rows: at least
     (1 - E[p])^G by Jensen, at most 1 - E[p]. Errors are standard errors over rows. `right_without` is of the same rows
     without a hint (only rows with a solution get one), `gain` the mean of the differences, row by row.
@@ -71,6 +78,7 @@ def figures(lines, group):
         error = lambda f, m: math.sqrt(mean(lambda x: (f(x) - m) ** 2) / len(some))  # noqa: B023
         found[str(share)] = dict(
             rows=len(some), rollouts=sum(x["profile"]["n"] for x in some), hinted=mean(lambda x: x["hint"] > 0),
+            tokens=mean(lambda x: x["hint"] / max(1, x["of"])),
             right=p, right_error=error(rate, p), right_without=p - lift, gain=lift, gain_error=error(gain, lift),
             all_wrong=dead, all_wrong_error=error(lambda x: all_wrong(x["profile"], group), dead),
             floor=(1 - p) ** group, ceiling=1 - p,
@@ -142,8 +150,10 @@ def main(args):
     dist.barrier()
     box = [None]
     if run.rank == 0:
+        steps = {row["id"]: "".join((row.get("solution") or [])[:-1]) for row in rows}  # the last one holds the answer
         lines = {(x["id"], x["row"], x["shown"]): x for x in measure.read_measured(run.dir)}
-        found = figures([x for k, x in lines.items() if k in wanted], args.group)
+        lines = [x | dict(of=len(processor.tokenize(steps[k[0]]))) for k, x in lines.items() if k in wanted]
+        found = figures(lines, args.group)
         box = [gates(found, solved, args.group)]
         config = json.loads((run.dir / "config.json").read_text())
         facts = dict(pool=args.pool, sha256=config["sha256"][args.pool], model=args.model, group=args.group,
