@@ -478,7 +478,7 @@ def test_an_answer_that_the_limit_cut_off_is_told_from_one_that_cannot_be_read(m
 
 def test_measuring_uses_the_sampler_and_the_settings_of_training():
     default = {k: v for k, v in vars(grpo.Args()).items() if k not in ("name", "pool", "eval", "runs", "steps")}
-    for module, own in ((measure, {}), (precondition, {}), (solutions, dict(model=""))):  # an endpoint's, if any
+    for module, own in ((measure, {}), (precondition, {}), (solutions, dict(model=""))):  # the teacher or an endpoint
         assert {k: vars(module.Args())[k] for k in default} == default | own
 
 
@@ -521,7 +521,7 @@ def test_measurements_of_other_settings_never_mix(make_args, rows, tmp_path, fla
     measure.main(args)
     other = {"temperature": 0.7, "max_new_tokens": 9, "instruction": "Say it.", "rollouts": "8", "readable": 0.5}
     other = (other | dict(pool=write_lines(tmp_path / "other.jsonl", common.read_jsonl(rows))))[flag]
-    with pytest.raises(SystemExit, match=rf"was measured with --{flag.replace('_', '-')} .* use the same flags, or"):
+    with pytest.raises(SystemExit, match=rf"was made with --{flag.replace('_', '-')} .* use the same flags, or"):
         measure.main(replace(args, **{flag: other}))
 
 
@@ -534,7 +534,7 @@ def test_rounds_that_are_no_numbers_are_refused(make_args, rows, tmp_path, rollo
 
 @pytest.mark.parametrize("module, more", [
     (measure, {}), (precondition, dict(rollouts=4)), (solutions, {}),
-    (solutions, dict(address="http://localhost", model="m")),
+    (solutions, dict(address="http://localhost", endpoint_model="m")),
 ])  # fmt: skip
 def test_a_wrong_pool_leaves_nothing_behind(make_args, tmp_path, module, more):
     with pytest.raises(SystemExit, match="gone.jsonl does not exist"):
@@ -720,8 +720,8 @@ def test_rows_that_were_all_wrong_in_few_rollouts_come_back_to_the_mean():
 
 def measured(rates, n, draw, shown=0.0):
     """Lines of rows whose n rollouts are right at the given rates."""
-    return [dict(id=i, shown=shown, hint=int(10 * shown), profile=profile(n, sum(draw.random() < p for _ in range(n))))
-            for i, p in enumerate(rates)]  # fmt: skip
+    counts = [sum(draw.random() < p for _ in range(n)) for p in rates]
+    return [dict(id=i, shown=shown, hint=int(10 * shown), of=20, profile=profile(n, k)) for i, k in enumerate(counts)]
 
 
 def test_the_all_wrong_share_is_that_of_every_possible_group():
@@ -741,7 +741,8 @@ def test_figures_are_means_over_rows_and_keep_their_bounds():
     assert base["floor"] == pytest.approx((1 - base["right"]) ** 8) and base["ceiling"] == 1 - base["right"]
     truth = sum((1 - p) ** 8 for p in rates) / 500
     assert abs(base["all_wrong"] - truth) < 3 * base["all_wrong_error"] and base["floor"] < base["all_wrong"]
-    assert found["0.5"]["right"] > base["right"] + 0.2 and found["0.5"]["hinted"] == 1
+    assert found["0.5"]["right"] > base["right"] + 0.2
+    assert (found["0.5"]["hinted"], found["0.5"]["tokens"], base["tokens"]) == (1, 0.25, 0)  # 5 of 20 tokens
     equal = precondition.figures(measured([0.1] * 2000, 8, draw), 8)["0.0"]
     assert equal["all_wrong"] == pytest.approx(equal["floor"], abs=3 * equal["all_wrong_error"])
 
@@ -761,13 +762,15 @@ def test_the_gates_pass_on_a_pool_like_the_papers_and_each_fails_on_what_it_is_f
     assert failed(measured(rates, 8, draw) + measured(rates, 8, draw, 0.5)) == ["hints unlock"]
     unread = [x | dict(profile=x["profile"] | dict(formatted=3)) for x in good]
     assert failed(unread) == ["readable"]
-    impossible = [dict(id=0, shown=0.0, hint=0, profile=profile(8, 1))] * 640  # no group is all wrong at 12 % right
+    impossible = [
+        dict(id=0, shown=0.0, hint=0, of=9, profile=profile(8, 1))
+    ] * 640  # no group is all wrong at 12 % right
     assert "consistent" in failed(impossible)
 
 
 def shown(counts, share):
     """Lines of rows 0, 1, ... with so many of eight rollouts right."""
-    return [dict(id=i, shown=share, hint=1, profile=profile(8, n)) for i, n in enumerate(counts)]
+    return [dict(id=i, shown=share, hint=1, of=2, profile=profile(8, n)) for i, n in enumerate(counts)]
 
 
 @pytest.mark.parametrize("without, half, others, verdict", [
@@ -802,6 +805,13 @@ def test_hints_grow_with_the_share_shown_and_never_hold_the_answer():
         "a. b. c. ",
     ]
     assert precondition.hint_of(dict(answer="9", choices=[], solution=None), 0.5) == ""
+
+
+@pytest.mark.parametrize("steps, counts", [(1, "0 1 1"), (2, "1 1 1"), (3, "1 2 2"), (4, "1 2 3"), (6, "2 3 4")])
+def test_a_share_of_the_steps_is_the_nearest_number_of_them_and_no_tie_makes_it_none_or_all(steps, counts):
+    row = dict(answer="99", choices=[], solution=["a. "] * steps + ["<answer>99</answer>"])
+    hints = [precondition.hint_of(row, share) for share in (0, 0.25, 0.5, 0.75, 1)]
+    assert [len(hint) // 3 for hint in hints] == [0, *map(int, counts.split()), steps]
 
 
 @pytest.mark.parametrize("change, words", [
@@ -976,7 +986,7 @@ def server(pool, monkeypatch):
 
 
 def asking(make_args, pool, tmp_path, world, server, **more):
-    more = dict(address=f"http://127.0.0.1:{server.server_port}/v1", model="m", workers=2) | more
+    more = dict(address=f"http://127.0.0.1:{server.server_port}/v1", endpoint_model="m", workers=2) | more
     return solving(make_args, pool, tmp_path, world, **more)
 
 
@@ -1023,6 +1033,128 @@ def test_a_row_whose_requests_failed_stays_open_and_is_asked_on_the_next_call(
     assert common.load_pool(pool)[3]["solution_source"] == "api" and len(server.seen) == asked + 1
 
 
+def taught(monkeypatch, right):
+    """A teacher that solves the rows of these ids and no others, gold told or not."""
+    sample = common.sample
+
+    def answers(policy, processor, problems, args, run, *rest, **more):
+        batch = sample(policy, processor, problems, args, run, *rest, **more)
+        batch.finished[:] = True
+        batch.text[:] = [f"One. Two. <answer>{p['answer'] if p['id'] in right else 'no'}</answer>" for p in problems]
+        return batch
+
+    monkeypatch.setattr(common, "sample", answers)
+
+
+def test_a_second_source_adds_to_the_first_and_takes_nothing_away(
+    make_args, pool, tmp_path, world, server, monkeypatch, capsys
+):
+    """The teacher, an endpoint that is always wrong, and one that is right: as the readme's commands run, one name."""
+    golds = {judge.prompt_text(row): row["answer"] for row in common.read_jsonl(distinct(pool))}
+    taught(monkeypatch, {"train1", "train4"})
+    solutions.main(solving(make_args, pool, tmp_path, world, rationalise=0))
+    made = common.load_pool(pool)
+    assert [row["solution_source"] for row in made] == ["book", "teacher", None, None, "teacher", None]
+    server.good = said("One. Two. <answer>no</answer>")
+    solutions.main(asking(make_args, pool, tmp_path, world, server, tries=2))
+    assert common.load_pool(pool) == made
+    asked = lambda: {re.search(r"train\d", text)[0] for text, *_ in server.seen}
+    assert asked() == {"train2", "train3", "train5"}
+    server.good, server.seen[:] = lambda text: said(f"One. Two. <answer>{golds[text]}</answer>"), []
+    solutions.main(asking(make_args, pool, tmp_path, world, server, name="other"))
+    assert asked() == {"train2", "train3", "train5"} and len(server.seen) == 3
+    now = common.load_pool(pool)
+    assert [row["solution_source"] for row in now] == ["book", "teacher", "api", "api", "teacher", "api"]
+    assert [now[i] for i in (0, 1, 4)] == [made[i] for i in (0, 1, 4)]
+    taught(monkeypatch, set())
+    solutions.main(solving(make_args, pool, tmp_path, world, name="third"))
+    assert common.load_pool(pool) == now, "nor does a teacher that solves none"
+
+
+@pytest.mark.parametrize("was, new, now", [
+    ("teacher", "rationalised", "teacher"), ("api", "rationalised", "api"), ("rationalised", "rationalised", "before"),
+    ("rationalised", "teacher", "teacher"), ("rationalised", "api", "api"), ("teacher", "api", "teacher"),
+    ("book", "teacher", "book"), ("rationalised", None, "before"),
+])  # fmt: skip
+def test_a_solution_gives_way_to_a_better_one_alone(pool, was, new, now):
+    made = common.read_jsonl(pool)[:1]
+    made[0]["solution_source"] = was
+    write_lines(pool, made)
+    solution = ["New. ", "Work. ", f"<answer>{made[0]['answer']}</answer>"] if new else None
+    line = dict(teacher=None, solution=solution, solution_source=new)
+    (row,) = solutions.attach(pool, {(made[0]["id"], solutions.fingerprint(made[0])): line})
+    assert row["solution"] == (solution if now == new != was else made[0]["solution"])
+    assert row["solution_source"] == (was if now == "before" else now)
+
+
+def test_answers_of_a_row_whose_later_request_fails_are_filed_and_not_asked_again(
+    make_args, pool, tmp_path, world, server, monkeypatch
+):
+    distinct(pool)
+    monkeypatch.setattr(judge, "TRIES", 1)
+    server.good, server.script = 500, [said("One. Two. <answer>no</answer>")] * 3
+    args = asking(make_args, pool, tmp_path, world, server, workers=1)
+    with pytest.raises(SystemExit, match="the same command goes on"):
+        monkeypatch.setattr(judge, "STREAK", 1)
+        solutions.main(args)
+    path = tmp_path / "p" / "solutions-api-s0" / "answers.jsonl"
+    assert [(x["id"], x["told"]) for x in common.read_jsonl(path)] == [("train1", False)] * 3
+    with open(path, "a") as file:
+        file.write('{"id": "tor')
+    server.good, server.seen[:] = said("One. Two. <answer>no</answer>"), []
+    solutions.main(args)
+    asked = [("known to be" in text, re.search(r"train\d", text)[0]) for text, *_ in server.seen]
+    assert asked.count((False, "train1")) == 1 and asked.count((True, "train1")) == 2
+    assert asked.count((False, "train2")) == 4 and len(common.read_jsonl(path)) == 5 * 6
+    assert [x["grade"] for x in lines_of(path.parent)["train1"]["answers"]] == ["wrong"] * 4
+    server.seen[:] = []
+    solutions.main(replace(args, tries=5))
+    assert len(server.seen) == 5, "more tries are only the tries more"
+
+
+def test_an_answer_that_was_filed_without_its_line_is_kept(make_args, pool, tmp_path, world, server):
+    golds = {row["id"]: row for row in common.read_jsonl(distinct(pool))}
+    server.good = lambda text: said(f"One. Two. <answer>{golds[re.search(r'train.', text)[0]]['answer']}</answer>")
+    args = asking(make_args, pool, tmp_path, world, server)
+    solutions.main(args)
+    made = common.load_pool(pool)
+    (tmp_path / "p" / "solutions-api-s0" / "rollouts-0.jsonl").unlink()
+    write_lines(pool, golds.values())
+    server.seen[:] = []
+    solutions.main(args)
+    assert common.load_pool(pool) == made and not server.seen
+
+
+def test_the_config_names_what_answers(make_args, pool, tmp_path, world, server, monkeypatch):
+    taught(monkeypatch, set())
+    flags = ["--toy", "--pool", pool, "--runs", str(tmp_path / "p"), "--tries", "1", "--rationalise", "0"]
+    small = ["--max-new-tokens", "20", "--teacher", str(world / "student")]
+    solutions.main(common.parse(solutions.Args, [*flags, *small]))
+    address = ["--address", f"http://127.0.0.1:{server.server_port}/v1"]
+    with pytest.raises(SystemExit, match="--endpoint-model NAME"):
+        solutions.main(common.parse(solutions.Args, [*flags, *address]))
+    solutions.main(common.parse(solutions.Args, [*flags, *address, "--endpoint-model", "m"]))
+    read = lambda name: json.loads((tmp_path / "p" / name / "config.json").read_text())["args"]
+    assert read("solutions-s0")["model"] == str(world / "student")
+    assert (read("solutions-api-s0")["model"], read("solutions-api-s0")["teacher"]) == ("m", "")
+    assert {body["model"] for *_, body in server.seen} == {"m"}
+
+
+def test_an_attempt_that_brought_nothing_claims_no_name_and_one_that_did_names_what_differs(
+    make_args, pool, tmp_path, world, server, monkeypatch
+):
+    monkeypatch.setattr(judge, "TRIES", 1)
+    args = asking(make_args, pool, tmp_path, world, server)
+    with pytest.raises(SystemExit, match="gives no answers"):
+        solutions.main(replace(args, address="http://127.0.0.1:1/v1"))
+    solutions.main(args)
+    other = replace(args, address="http://127.0.0.1:1/v1", endpoint_model="n", temperature=0.5)
+    with pytest.raises(SystemExit, match="was made with --address 'http.*v1' and can't go on with 'http.*:1/v1': use"):
+        solutions.main(other)
+    with pytest.raises(SystemExit, match="was made with --endpoint-model 'm' and can't go on with 'n'"):
+        solutions.main(replace(other, address=args.address))
+
+
 def test_wrong_and_cut_answers_are_no_solutions_and_the_gold_is_told_last(make_args, pool, tmp_path, world, server):
     golds = {row["id"]: row["answer"] for row in common.read_jsonl(distinct(pool))}
     find = lambda text: golds[re.search(r"train\d", text)[0]]
@@ -1037,7 +1169,7 @@ def test_wrong_and_cut_answers_are_no_solutions_and_the_gold_is_told_last(make_a
     assert [row["solution_source"] for row in common.load_pool(pool)] == ["book"] + ["rationalised"] * 5
     asked = [text for text, *_ in server.seen if "train1" in text]
     assert len(asked) == 5 and ["known to be" in text for text in asked] == [False] * 4 + [True]
-    lines = lines_of(tmp_path / "p" / "solutions-s0")
+    lines = lines_of(tmp_path / "p" / "solutions-api-s0")
     assert {x["grade"] for x in lines["train2"]["answers"]} == {"cut"}
 
 
@@ -1061,7 +1193,7 @@ def test_an_endpoint_that_fails_for_good_is_left_with_a_sentence_and_what_it_gav
     with pytest.raises(SystemExit, match=f"{words}.* Every answer so far is on disk, and the same command goes on"):
         solutions.main(args)
     assert Path(pool).read_bytes() == before and len(server.seen) < 9 + 2 * 22
-    kept, asked = lines_of(tmp_path / "p" / "solutions-s0"), len(server.seen)
+    kept, asked = lines_of(tmp_path / "p" / "solutions-api-s0"), len(server.seen)
     assert 9 * late - 1 <= len(kept) <= 9 * late, "the last good answer may come in after the failure"
     server.good = answer
     solutions.main(args)
@@ -1077,7 +1209,7 @@ def test_a_request_ends_at_its_deadline(make_args, pool, tmp_path, world, server
 
 
 @pytest.mark.parametrize("change, words", [
-    (dict(model=""), "--address takes the name of a model, too: --model NAME"),
+    (dict(endpoint_model=""), "--address takes the name of a model, too: --endpoint-model NAME"),
     (dict(address="https://host/v1", key_env="NONE"), "needs a key: .* as NONE. Without --address the teacher answers"),
     (dict(address="https://host/v1?key=1"), "--address is what stands before /chat/completions"),
     (dict(extra="{"), "--extra { is not JSON"), (dict(extra="[]"), "--extra is a JSON object"),
@@ -1095,7 +1227,7 @@ def test_an_endpoint_that_cannot_be_asked_is_refused(make_args, pool, tmp_path, 
 ])  # fmt: skip
 def test_a_key_on_its_way_over_an_open_line_is_warned_of(address, warned, monkeypatch, capsys):
     monkeypatch.setenv("JUDGE_KEY", "very-secret")
-    assert "very-secret" not in repr(solutions.endpoint(solutions.Args(address=address, model="m")))
+    assert "very-secret" not in repr(solutions.endpoint(solutions.Args(address=address, endpoint_model="m")))
     printed = capsys.readouterr().out
     assert ("is not encrypted: whoever sees the traffic sees the key in JUDGE_KEY" in printed) == warned
     assert "very-secret" not in printed

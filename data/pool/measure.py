@@ -42,13 +42,13 @@ SAME = "model pool instruction temperature max_new_tokens max_pixels rollouts re
 def start(args, same=SAME):
     """The run's folder, as `common.start` makes it, for any number of processes; refuses to mix settings."""
     config = Path(args.runs) / f"{args.name}-s{args.seed}" / "config.json"
-    if config.exists():
+    if any(path.stat().st_size for path in config.parent.glob("*.jsonl")):  # else nothing can be mixed
         was = json.loads(config.read_text())["args"]
         for k in same:
             if was.get(k) != vars(args)[k]:
                 flag = k.replace("_", "-")
-                raise SystemExit(f"{config.parent} was measured with --{flag} {was.get(k)} and can't go on with "
-                                 f"{vars(args)[k]}: use the same flags, or another --name.")  # fmt: skip
+                raise SystemExit(f"{config.parent} was made with --{flag} {was.get(k)!r} and can't go on with "
+                                 f"{vars(args)[k]!r}: use the same flags, or another --name.")  # fmt: skip
     run = common.start(replace(args, problems=int(os.environ.get("WORLD_SIZE", 1)), minibatches=1))
     convert.drop_torn_line(run.dir / f"rollouts-{run.rank}.jsonl")
     return run

@@ -1,14 +1,15 @@
 """Reference solutions for the pool's rows that have none, and stored teacher answers for replay.
 
-    torchrun --nproc_per_node 8 -m data.pool.solutions                      the teacher, by training's own sampler
-    python -m data.pool.solutions --address https://HOST/v1 --model NAME    any OpenAI-compatible endpoint
+    torchrun --nproc_per_node 8 -m data.pool.solutions           the teacher, by training's own sampler
+    python -m data.pool.solutions --address https://HOST/v1 --endpoint-model NAME      any OpenAI-compatible endpoint
 
 The endpoint's key is read from JUDGE_KEY in the environment, as judge.py reads its own.
 
 A solution is kept when its final answer is the gold and some of it can be shown without giving that away: the shortest
 of those with some steps. Where none of `tries` is, one is asked for with the gold told ("rationalised"), if at all.
 The teacher's first whole answer, right or wrong, is stored as token ids for reopd. Everything that was answered lies in
-the run's folder; called again, only rows without an answer are asked. The pool's file is written anew at the end.
+the run's folder; called again, only rows without an answer are asked. The pool's file is written anew at the end. One
+source after the other adds to it: a solution that can be shown gives way to no other, but a rationalised one to both.
 """
 
 import base64
@@ -17,7 +18,8 @@ import json
 import os
 import re
 import sys
-from collections import Counter
+import threading
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,17 +38,18 @@ from judge import grade, letters, pick, prompt_text, read_jsonl
 
 @dataclass
 class Args(grpo.Args):
-    name: str = "solutions"
+    name: str = "solutions"  # an endpoint's is solutions-api where none is given
     pool: str = "data/pool/train.jsonl"
     eval: str = ""
     steps: int = 0
     runs: str = "data/pool"
+    model: str = ""  # what answers: set to the teacher or the endpoint's model
     teacher: str = "Qwen/Qwen2-VL-7B-Instruct"
     tries: int = 8  # answers to a row
     rationalise: int = 2  # answers with the gold told, where none of the others will do; 0 for never
     batch: int = 256  # the teacher's answers at a time on one process
     address: str = ""  # of an endpoint, what stands before /chat/completions; none: the teacher answers
-    model: str = ""  # of the endpoint
+    endpoint_model: str = ""  # what the endpoint calls it
     key_env: str = "JUDGE_KEY"  # the environment variable with the endpoint's key, which is written nowhere
     extra: str = "{}"  # JSON, more fields of a request; null removes one
     workers: int = 16  # requests at a time
@@ -58,8 +61,8 @@ TOLD = (
     "do not mention this remark.)"
 )
 MENTIONS = r"\b(?:known|given|provided|correct|stated|reference) (?:final )?answer\b|\bremark\b|\bas if\b"
-OURS = ("teacher", "api", "rationalised")  # sources of solutions that are made here
-SAME = "pool instruction temperature max_new_tokens max_pixels seed teacher address model extra".split()
+SAME = "address endpoint_model teacher extra pool instruction temperature max_new_tokens max_pixels seed".split()
+FILING = threading.Lock()
 
 
 # ------------------------------------------------------------------------------------------------------ what is kept
@@ -158,10 +161,10 @@ def by_teacher(rows, args, run):
 def line(row, model, kept, answers, told):
     """What is filed of a row: the kept solution and its source, the stored ids, and every answer."""
     source, solution = kept or (None, None)
-    ids = next((x["ids"] for x in answers if x["ids"]), None)
-    drop = lambda xs: [{k: v for k, v in x.items() if k != "ids"} for x in xs]
+    ids = next((x["ids"] for x in answers if x.get("ids")), None)
+    plain = lambda xs: [dict(grade=x["grade"], text=x["text"]) for x in xs]
     return dict(id=row["id"], row=fingerprint(row), model=model, solution=solution, solution_source=source, teacher=ids,
-                answers=drop(answers), told=drop(told))  # fmt: skip
+                answers=plain(answers), told=plain(told))  # fmt: skip
 
 
 def fingerprint(row):
@@ -173,13 +176,13 @@ def fingerprint(row):
 
 def endpoint(args):
     """The address, called as the judge calls its own but with this sampler's settings -> judge.Api."""
-    if not args.model:
-        raise SystemExit("--address takes the name of a model, too: --model NAME.")
+    if not args.endpoint_model:
+        raise SystemExit("--address takes the name of a model, too: --endpoint-model NAME.")
     try:
         extra = json.loads(args.extra)
     except json.JSONDecodeError as error:
         raise SystemExit(f"--extra {args.extra} is not JSON ({error.msg}).") from None
-    flags = vars(args) | dict(extra=extra, dry_run=False)
+    flags = vars(args) | dict(model=args.endpoint_model, extra=extra, dry_run=False)
     api = judge.endpoint(SimpleNamespace(**flags), "Without --address the teacher answers.")
     limits = dict(temperature=args.temperature, max_tokens=args.max_new_tokens)
     api.settings = {k: v for k, v in (limits | extra).items() if v is not None}
@@ -197,21 +200,31 @@ def request_body(row, args, api):
     return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def ask_row(row, api, note, args):
+def ask_row(row, api, note, args, past, path):
     """A row asked until a solution will do -> (whether one did, the model's name, its line). judge.Failed where a
-    request failed for good: the row stays open, and the next call asks it again."""
-    answers, told, kept = [], [], None
+    request failed for good: the row stays open, and the next call goes on from its answers.
+
+    past: {(id, fingerprint): answers of earlier calls}, from the file `path`, which each new one is added to.
+    """
+    key, model = dict(id=row["id"], row=fingerprint(row)), api.served
+    answers, told = ([x for x in past.get(tuple(key.values()), []) if x["told"] == late] for late in (False, True))
     once = lambda problem, api: judge.complete(request_body(problem, args, api), api)
-    for number in range(args.tries + args.rationalise):
-        late = number >= args.tries
+    while not (kept := keep(row, answers, told)) and (len(answers) < args.tries or len(told) < args.rationalise):
+        late = len(answers) >= args.tries
         text, model, cut = judge.ask(with_gold(row) if late else row, api, note, once)
         text = text.encode("utf-8", "replace").decode()  # half a surrogate pair, which no file takes, becomes "?"
         word = "cut" if cut else grade(text, row["answer"], row["choices"])
-        (told if late else answers).append(dict(grade=word, text=text, ids=None))
-        if word == "right" and (solution := choose(row, [text], told=late)):
-            kept = "rationalised" if late else "api", solution
-            break
+        (told if late else answers).append(new := key | dict(model=model, told=late, grade=word, text=text))
+        with FILING:
+            common.append_jsonl(path, new)
     return kept is not None, model, line(row, model, kept, answers, told)
+
+
+def keep(row, answers, told):
+    """Of an endpoint's answers to a row, some with the gold told -> (source, solution) to keep, or None."""
+    for source, some in (("api", answers), ("rationalised", told)):
+        if solution := choose(row, [x["text"] for x in some if x["grade"] == "right"], some is told):
+            return source, solution
 
 
 # -------------------------------------------------------------------------------------------------------------- main
@@ -230,12 +243,14 @@ def solve(left, total, args, run):
 
 
 def attach(path, found):
-    """Write the pool anew, each row with its solution and stored answer; a solution of the source's own is kept."""
+    """Write the pool anew, each row with its solution and stored answer. A usable solution gives way to none, but a
+    rationalised one to one that is not."""
     rows = read_jsonl(path)
     for row in rows:
         if new := found.get((row["id"], fingerprint(row))):
             row["teacher"] = new["teacher"] or row.get("teacher")
-            if not usable(row) or row["solution_source"] in OURS:
+            better = new["solution_source"] in ("teacher", "api") and row.get("solution_source") == "rationalised"
+            if better or not usable(row):
                 row |= {"solution": new["solution"] or [], "solution_source": new["solution_source"]}
     common.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return rows
@@ -248,18 +263,28 @@ def main(args):
     rows = common.load_pool(path, decode=False)
     if api and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise SystemExit("--address takes one process and no GPU: python -m data.pool.solutions --address ...")
+    if api:
+        name = "solutions-api" if args.name == Args.name else args.name
+        args = replace(args, name=name, model=args.endpoint_model, teacher="")
+    else:
+        args = replace(args, model=args.teacher, endpoint_model="", extra="{}")
     run = measure.start(args, SAME)
-    own = {row["id"] for row in rows if row.get("solution_source") not in (None, *OURS) and usable(row)}
+    own = {row["id"] for row in rows if usable(row)}
     whole = lambda x: len(x["answers"]) >= args.tries and len(x["told"]) >= args.rationalise
     done = {(x["id"], x["row"]) for x in measure.read_measured(run.dir)
             if x["solution"] or x["id"] in own or whole(x)}  # fmt: skip
     dist.barrier()  # all have read before the first writes
     left = [row for row in rows if (row["id"], fingerprint(row)) not in done]
-    if api:  # it stores no teacher answers, so it need not see rows that come with a solution
+    if api:  # it stores no teacher answers, so it need not see rows that have a solution
         left = [row for row in left if row["id"] not in own]
-        api.served = next((x["model"] for x in measure.read_measured(run.dir)), "")
+        past, filed = defaultdict(list), run.dir / "answers.jsonl"
+        convert.drop_torn_line(filed)
+        for x in convert.read_whole_lines(filed):
+            past[x["id"], x["row"]].append(x)
+            api.served = x["model"]
         record = lambda row, marks, solved, model, new: common.append_jsonl(run.dir / "rollouts-0.jsonl", new)
-        answer, words = partial(ask_row, args=args), ("answer", "row", "with a solution", "open")
+        answer = partial(ask_row, args=args, past=past, path=filed)
+        words = "answer", "row", "with a solution", "open"
         judge.ask_all([(row, {}) for row in left], api, args.workers, record, f"{run.dir}", answer, words)
     else:
         solve(left, len(rows), args, run)
