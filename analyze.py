@@ -522,14 +522,15 @@ def precondition_note(pool):
     if not path.exists():
         return None
     facts = json.loads(path.read_text())
-    header = ["solution shown", "rows", "right", "paper: right", "all wrong", "bounds", "paper: all wrong"]
-    rows = [[*header, "readable", "truncated"]]
+    header = ["solution shown", "rows", "with a hint", "tokens shown", "right", "paper: right", "all wrong", "bounds"]
+    rows = [[*header, "paper: all wrong", "readable", "truncated"]]
     paper = {"0.0": ("3.6 (pool), 7.2 (hint test)", "85-97"), "0.5": ("34.4", "")}
     for share, x in facts["shown"].items():
         right, dead = (f"{percent(x[k])} +- {percent(2 * x[k + '_error'])}" for k in ("right", "all_wrong"))
         bounds = f"{percent(x['floor'])} to {percent(x['ceiling'])}"
         known = paper.get(share, ("", ""))
-        rows.append([f"{float(share):.0%}", x["rows"], right, known[0], dead, bounds, known[1]])
+        hint = [percent(x.get(k)) for k in ("hinted", "tokens")]  # steps are whole: not quite the share asked for
+        rows.append([f"{float(share):.0%}", x["rows"], *hint, right, known[0], dead, bounds, known[1]])
         rows[-1] += [percent(x["readable"]), percent(x["truncated"])]
     stale = Path(pool).exists() and hashlib.sha256(Path(pool).read_bytes()).hexdigest() != facts["sha256"]
     title = (
@@ -547,7 +548,9 @@ def sparsity_table(runs, path):
     header = ["run", "steps", f"reward, {start}", "paper: base", f"reward, {end}", f"all wrong, {start}"]
     rows = [header + ["paper: start", f"all wrong, {end}", "mixed", "unparsed", "truncated", "tokens"]]
     notes = ["paper: rollouts of its base model that are right, and GRPO groups all wrong at the start, on its pool."]
-    for run in runs:
+    pools = dict.fromkeys(run["args"]["pool"] for run in runs if run["args"].get("pool"))
+    before = [note for pool in pools if (note := precondition_note(pool))]
+    for run in [run for run in runs if run["metrics"] or not before]:  # beside a pool lie folders of no training
         metrics, group = run["metrics"], run["args"]["group"]
         share = lambda field, steps: percent(mean(column(steps, field)))
         base, dead = PAPER_START.get(run["arm"], ("", ""))
@@ -564,9 +567,7 @@ def sparsity_table(runs, path):
                 + ("holds" if found >= floor - slack else "FAILS, rewards or groups are miscounted")
                 + f" (up to {percent(slack)} of sampling noise)."
             )
-    pools = dict.fromkeys(run["args"]["pool"] for run in runs if run["args"].get("pool"))
-    notes += [note for pool in pools if (note := precondition_note(pool))]
-    return "Sparsity of the reward in training, %", rows, notes
+    return "Sparsity of the reward in training, %", rows, notes + before
 
 
 def gates_table(runs, path):

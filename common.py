@@ -1437,8 +1437,8 @@ def report_gates(gates, args, run, when="before training"):
         print(f"{run.dir}: gates {when}", *told, sep="\n", flush=True)
     failed = [g["name"] for g in gates if g["verdict"] == "fail"]
     if failed and args.gates == "stop":
-        names = " and ".join(failed)
-        raise SystemExit(f"{run.dir}: the gate {names} failed, see above; --gates warn goes on regardless.")
+        names = f"{'s' * (len(failed) > 1)} {' and '.join(failed)}"
+        raise SystemExit(f"{run.dir}: the gate{names} failed, see above; --gates warn goes on regardless.")
 
 
 # --------------------------------------------------------------------------------------------------------- 9 outputs

@@ -825,6 +825,15 @@ def test_a_precondition_that_could_not_be_told_is_refused(make_args, rows, tmp_p
     assert not (tmp_path / "p").exists()
 
 
+def test_what_comes_next_is_said_after_the_gates_and_only_if_they_pass(make_args, rows, tmp_path, capsys):
+    args = measuring(make_args, rows, tmp_path / "p", precondition, rollouts=4, limit=4, gates="stop")
+    with pytest.raises(SystemExit, match="the gates .*readable and solutions failed"):
+        precondition.main(args)
+    assert "Next" not in capsys.readouterr().out
+    precondition.main(replace(args, gates="warn"))
+    assert re.search(r"(?s)fail  solutions: .*\nNext: python analyze.py sparsity", capsys.readouterr().out)
+
+
 def test_the_toys_preconditions_were_measured_on_the_pool_as_it_is():
     assert "THE POOL HAS CHANGED" not in analyze.precondition_note("data/toy/train.jsonl")
 
@@ -1274,7 +1283,12 @@ def test_raw_folder_to_rows_to_pool_to_solutions_to_hint_arm_to_table(downloaded
     assert all(row["teacher"] for row in common.load_pool(path))
 
     precondition.main(read(precondition, "--pool", path, "--shown", "0,0.5", "--gates", "warn"))
+    capsys.readouterr()
+    analyze.main(["sparsity", "--runs", str(pool)])
+    assert "| 50% " in (printed := capsys.readouterr().out)
+    assert not re.findall(r"(candidates|solutions|precondition)-s0", printed), "folders of data are no runs"
     facts = json.loads((pool / "train.precondition.json").read_text())
+    assert 0.3 < facts["shown"]["0.5"]["tokens"] < 0.7 and facts["shown"]["0.0"]["tokens"] == 0
     assert facts["shown"]["0.0"]["rows"] == len(train) and facts["shown"]["0.5"]["rows"] == len(solved)
     assert facts["shown"]["0.5"]["hinted"] > 0.5 and facts["solutions"]["teacher"] > 0
     assert "hints unlock" in {

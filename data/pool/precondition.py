@@ -160,10 +160,11 @@ def main(args):
                      temperature=args.temperature, device=common.device_name(), torch=config["torch"], solved=solved,
                      solutions=sources, shown=found)  # fmt: skip
         common.write_text(path.with_suffix(".precondition.json"), json.dumps(facts, indent=1) + "\n")
-        print(f"{path.with_suffix('.precondition.json')} is written. "
-              f"Next: python analyze.py sparsity --runs {args.runs}, and train.")  # fmt: skip
+        print(f"{path.with_suffix('.precondition.json')} is written.")
     dist.broadcast_object_list(box)
     common.report_gates(box[0], args, run)
+    if run.rank == 0:
+        print(f"Next: python analyze.py sparsity --runs {args.runs}, and train.")
 
 
 if __name__ == "__main__":
