@@ -38,11 +38,13 @@ def split_options(text):
 def sentences(text):
     """Text -> its sentences with the spaces behind them, so that joined as they are they make up the text.
 
-    They end at full stops, semicolons and line ends, but not in `1. First step` or `A. 12`, and before an <answer> tag.
+    They end at full stops, semicolons and line ends, but not in `1. First step` or `A. 12`, and before an <answer> tag,
+    which is whole.
     """
     text = text.strip()
     stop = r"(?<=[.!?])(?<!^[\dA-H]\.)(?<![.!?]\s[\dA-H]\.)\s+"
     ends = [m.end() for m in re.finditer(rf"{stop}|;\s*|\n+|。|(?=<answer>)", text, re.M)]
+    ends = [end for end in ends if "<answer>" not in text[:end]]
     cuts = [0, *ends, len(text)]
     return [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if text[a:b]]
 
@@ -53,7 +55,7 @@ def look(path):
     sha: of its bytes, so that one picture under two names is one. dhash: 64 signs of brightness steps between
     neighbours on a grid of 8 x 9; equal or nearly so in pictures that look alike.
     """
-    image, fault = common.read_image(path)
+    image, fault = (None, "the image's name is empty or a folder's") if Path(path).is_dir() else common.read_image(path)
     if fault:
         return {"fault": fault.replace(f" {path}", ""), "bytes": file_size(path)}
     grey = image.resize((9, 8), Image.Resampling.BOX).convert("L").tobytes()
@@ -146,8 +148,8 @@ def check_bad_images(facts, limit, folder):
 
 def reason(fault):
     """A fault in general terms, to be counted: without names and numbers, and without the remedy."""
-    fault = re.sub(r"'[^']*'|\"[^\"]*\"|<\S*?>|\d+", "..", fault.partition(": ")[0])
-    return re.sub(r"(the image .*?) ?\(.*\)", r"\1", fault).strip()
+    fault = re.sub(r"(the image .*?) ?\(.*", r"\1", fault, flags=re.S).partition(": ")[0]
+    return re.sub(r"(?<!\w)'.*?'(?!\w)|\"[^\"]*\"|<\S*?>|\d+", "..", fault, flags=re.S).strip()  # can't is no quote
 
 
 def check_gold(row):

@@ -85,6 +85,7 @@ def test_options_are_taken_out_of_a_question(text, question, options):
     ("One is 3.5 long. So 7!  Then\nit is done", ["One is 3.5 long. ", "So 7!  ", "Then\n", "it is done"]),
     ("1. First. 2. Then x <answer>4</answer>", ["1. First. ", "2. Then x ", "<answer>4</answer>"]),
     ("+3=37;-7=30;<answer>30</answer>", ["+3=37;", "-7=30;", "<answer>30</answer>"]),
+    ("因此。\n<answer>5。 So; 6. Then</answer>", ["因此。", "\n", "<answer>5。 So; 6. Then</answer>"]),
 ])  # fmt: skip
 def test_sentences_joined_as_they_are_make_up_the_text(text, parts):
     assert convert.sentences(text) == parts and "".join(parts) == text
@@ -101,6 +102,7 @@ def test_a_record_becomes_a_row():
     (("Find x.\\n", "3."), {}, "Find x.", "3"),
     (("Find x.", "0.5"), dict(wish=""), "Find x.", "0.5"),
     (("Find x.", ": 10^4"), {}, "Find x.", "10^4"),
+    (("Find x.", "5。"), {}, "Find x.", "5"),
     (("Find x.", "so 4. the answer is 5"), {}, "Find x.", "5"),
     (("Points (A) and (B) are marked. Find x.", "5"), {}, "Points (A) and (B) are marked. Find x.", "5"),
     (("Which point is on the line?", "C"), {}, "Which point is on the line?", "C"),
@@ -125,6 +127,9 @@ def test_work_before_the_answer_is_kept_as_the_solution():
     ({"id": "x", "image": "S/0.png"}, "other fields"),
     (record(0, "S/0.png", "?", "1") | {"conversations": [{"from": "gpt", "value": "1"}]}, "not one question"),
     (7, "other fields"),
+    ([record(0, "S/0.png", "?", "1")], "other fields"),
+    (record(0, "S/0.png", "Half of \ud83d?", "1"), "half a surrogate pair stands in its text"),
+    (record(0, "S/\udc00.png", "?", "1"), "half a surrogate pair stands in its text"),
     (record(0, "S/0.png", "?", "1") | {"image": 3}, "not one question and one answer on one image"),
     (record(0, None, "?", "1"), "not one question and one answer on one image"),
     (record(0, ["S/0.png"], "?", "1"), "not one question and one answer on one image"),
@@ -137,6 +142,7 @@ def test_a_record_that_is_no_problem_says_why(bad, words):
 def test_a_long_list_is_read_as_the_json_module_reads_it(tmp_path):
     draw = random.Random(0)
     records = [record(i, "S/π.png", "Wie groß? 三 " * draw.randrange(40), "] [{") for i in range(4000)]
+    records[0], records[7], records[-1] = [records[0]], [[records[7], 3]], []  # lists themselves
     (tmp_path / "a.json").write_text(json.dumps(records, ensure_ascii=False, indent=1), encoding="utf-8")
     assert (tmp_path / "a.json").stat().st_size > 2 << 20  # so that records lie across pieces
     assert list(mathv360k.read_records(tmp_path / "a.json")) == records
@@ -213,6 +219,50 @@ def test_the_converter_keeps_what_is_sound_and_counts_the_rest(raw, tmp_path, ca
     assert common.load_image(loaded[1]["image"]).getpixel((0, 0)) == (255, 255, 255)
 
 
+def test_odd_records_are_dropped_one_by_one(raw, tmp_path):
+    whole, path = prepare(raw, tmp_path / "whole"), raw / "train_samples_all_tuning.json"
+    records = json.loads(path.read_text())
+    odd = [record(24, "Geometry3K/images/0.png", "Half of \ud83d?", "1"), [records[0]], record(26, "", "Empty?", "1")]
+    odd += [record(27, "UniGeo/images", "A folder?", "1"), record(28, "Geometry3K/\udc00.png", "Half?", "1")]
+    path.write_text(json.dumps([*records, *odd]))
+    rows, dropped = prepare(raw, tmp_path / "out")
+    why = {x["id"].split("-")[1]: x["reason"] for x in dropped}
+    assert (
+        rows == whole[0]
+        and why["24"] == why["28"] == "half a surrogate pair stands in its text"
+        and "other fields" in why["25"]
+    )
+    assert why["26"] == why["27"] == "the image's name is empty or a folder's"
+
+
+@pytest.mark.parametrize("one, two, kept", [
+    (("B", ["1", "2"]), ("A", ["1", "3"]), False),  # each rejects what the other says
+    (("B", ["1", "2"]), ("B", ["1", "3"]), True),
+    (("B", ["1", "2"]), ("A", ["3", " 2"]), False),  # one rejects it
+    (("B", ["1", "2"]), ("A", ["2 ", "3"]), True),  # the same gold among other options
+    (("B", ["rain", "snow"]), ("A", ["wind", "fog"]), True),  # other problems: Which is true?
+    (("B", ["1", "2"]), ("2.0", []), True), (("B", ["1", "2"]), ("1", []), False),
+    (("5", []), ("B", ["1", "2"]), False),
+])  # fmt: skip
+def test_golds_of_one_question_contradict_each_other_across_its_options(raw, tmp_path, one, two, kept):
+    path, name = raw / "train_samples_all_tuning.json", "Geometry3K/images/1.png"
+    path.write_text(json.dumps([record(i, name, "Which?", *x) for i, x in enumerate([one, two])]))
+    rows, dropped = prepare(raw, tmp_path / "out")
+    assert len(rows) == 2 * kept and len(dropped) == 2 * (not kept)
+    assert {x["reason"] for x in dropped} <= {"its question has another gold elsewhere"}
+    assert [x["fault"].split(": ")[1] for x in dropped] == ["mathv360k-1", "mathv360k-0"][: len(dropped)]
+
+
+def test_faults_of_many_bad_files_are_a_few_reasons(tmp_path):
+    for i, data in enumerate([b"", b"no image", b"\x89PNG\r\n\x1a\n" + b"0" * 30, b"GIF89a"] * 3):
+        (tmp_path / f"it's {i} (a: 'b').png").write_bytes(data)
+    picture(tmp_path / "cut.png", "picture")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:200])
+    faults = {convert.reason(convert.look(path)["fault"]) for path in tmp_path.iterdir()}
+    assert faults == {"the image can't be read"}
+    assert convert.reason("it can't be 'a' and isn't \"b's\" at 7: do so") == "it can't be .. and isn't .. at .."
+
+
 def test_two_processes_convert_as_one_does(raw, tmp_path):
     assert prepare(raw, tmp_path / "one") == prepare(raw, tmp_path / "two", workers=2)
 
@@ -265,6 +315,7 @@ def test_other_settings_start_the_conversion_anew(raw, tmp_path):
 
 @pytest.mark.parametrize("break_it, words", [
     (lambda raw: next(raw.glob("*.json")).unlink(), "download Zhiqiang007/MathV360K and name its folder"),
+    (lambda raw: (next(raw.glob("*.json")).unlink(), (raw / "train_samples_all_tuning.json").mkdir()), "is no file"),
     (lambda raw: next(raw.glob("*.json")).write_text("[]"), "json has no record with an image at its start: download"),
     (lambda raw: next(raw.glob("*.json")).write_text('[{"image": ["a.png"]}]'), "json has no record with an image"),
     (lambda raw: ((raw / "data_images").rename(raw / "x"), (raw / "data_images.zip").touch()), ": unpack data_images"),
@@ -382,15 +433,30 @@ def test_the_hubs_parquet_files_are_read_or_the_package_is_asked_for(tmp_path, m
     (dict(variants=3), "holds 2 of 3 variants"),
     (dict(seeds=5), "holds 4 questions, not 5: download it again"),
     (dict(gone=True), "1 of 8 rows are bad, first dynamath_q003_v01: the image .* is missing"),
+    (dict(write=lambda rows: rows | {"2": rows["2"] | {"question": None}}),
+     "Question 2 of variant 1 has no text but None: download the data again"),
+    (dict(write=lambda rows: [*rows.values()]), "trial1/dataset.json does not hold questions by their numbers"),
+    (dict(write=lambda rows: rows | {"2": 7}), "trial1/dataset.json does not hold questions by their numbers"),
+    (dict(write=lambda rows: rows | {"two": rows["2"]}), "dataset.json does not hold questions by their numbers"),
 ])  # fmt: skip
 def test_a_dynamath_that_is_not_whole_is_refused(tmp_path, change, words):
     folder = repository(tmp_path / "git", [(seed, v, *rest) for v in (1, 2) for seed, *rest in ITEMS])
     args = dict(source=str(folder), out=str(tmp_path / "out"), variants=2, seeds=4)
     if change.pop("gone", False):
         next(folder.rglob("trial1/image/image3.png")).unlink()
+    if write := change.pop("write", None):
+        path = next(folder.rglob("trial1/dataset.json"))
+        path.write_text(json.dumps(write(json.loads(path.read_text()))))
     with pytest.raises(SystemExit, match=words):
         dynamath.main(dynamath.Args(**(args | change)))
     assert not (tmp_path / "out" / "dynamath.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["trial7", "sample5"])
+def test_the_name_of_the_downloaded_folder_is_no_variant(tmp_path, name):
+    folder = repository(tmp_path / name, [(seed, v, *rest) for v in (1, 2) for seed, *rest in ITEMS])
+    (folder / "dataset.json").write_text("{}")  # of something else
+    assert sorted(dynamath.find_variants(folder)) == [1, 2]
 
 
 @needs_real
@@ -513,6 +579,19 @@ def test_a_measurement_that_was_killed_goes_on_with_other_processes_and_loses_no
     measure.main(args)
     found = list(measure.read_measured(first.parent))
     assert [x["id"] for x in found].count("train0") == 2, "a row that has changed is measured again"
+
+
+def test_rows_are_counted_when_all_processes_have_written(make_args, rows, tmp_path, monkeypatch, capsys):
+    folder, wait = tmp_path / "p" / "candidates-s0", common.dist.barrier
+
+    def barrier():
+        if (folder / "rollouts-0.jsonl").exists():  # at the end: another process takes longer
+            write_lines(folder / "rollouts-1.jsonl", [dict(id="late")])
+        wait()
+
+    monkeypatch.setattr(common.dist, "barrier", barrier)
+    measure.main(measuring(make_args, rows, tmp_path / "p", rollouts="4", limit=3))
+    assert "4 of 3 rows are measured. Next: python -m data.pool.filter" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flag", ["temperature", "max_new_tokens", "instruction", "rollouts", "readable", "pool"])
@@ -664,13 +743,26 @@ def test_near_duplicates_between_splits_are_named(candidates, capsys):
     (dict(least=8), r"--least 8: .* select by more than the 8 of a training group"),
     (dict(measured="nowhere"), r"nowhere does not exist: run .*data.pool.measure"),
     (dict(rows="nowhere.jsonl"), r"nowhere.jsonl does not exist or is empty: run .*data.mathv360k.prepare"),
-    (dict(sparse=60), r"rows are readable and never right, and sparse alone takes 60: measure more candidates"),
+    (dict(sparse=60), r"\d+ rows are readable and never right in 64 rollouts, and sparse alone takes 60; 10 more are "
+     "never right in fewer: measure more candidates, or lower --sparse or --least"),
     (dict(old=200), r"old needs \d+ more rows with four options and \d+ more free ones"),
 ])  # fmt: skip
 def test_what_cannot_be_filtered_is_refused_in_a_sentence(candidates, change, words):
     with pytest.raises(SystemExit, match=words):
         pool_filter.main(replace(candidates, **change))
     assert not Path(candidates.out).exists()
+
+
+def test_a_filter_that_stops_says_what_each_rule_removed(candidates, capsys):
+    with pytest.raises(
+        SystemExit, match=r"^0 rows .* in 200 rollouts, and sparse alone takes 8; 70 more are never right"
+    ):
+        pool_filter.main(replace(candidates, least=200))
+    assert "| fewer than 200 rollouts | 70 | 30 |" in capsys.readouterr().out
+    with pytest.raises(
+        SystemExit, match=r"0 more are never right in fewer: measure more candidates, or lower --sparse\.$"
+    ):
+        pool_filter.main(replace(candidates, least=9, sparse=70))
 
 
 HINTED = dict(id="hard0", row="", profile=profile(8, 0), answers=[], shown=0.5)

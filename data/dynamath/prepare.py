@@ -32,7 +32,7 @@ def find_variants(source):
     """The files that hold one variant each -> {number: path}."""
     found = {}
     for path in [*sorted(source.rglob("*.parquet")), *sorted(source.rglob("dataset.json"))]:
-        place = str(path.relative_to(source.parent))
+        place = str(path.relative_to(source))
         if number := re.findall(r"(?:trial|sample_variant|sample|variant)_?(\d+)\b", place):
             found.setdefault(int(number[-1]), path)
     return found
@@ -69,6 +69,8 @@ def read_repository(path):
         rows = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise SystemExit(f"{path} is not JSON ({error}): download it again.") from None
+    if not isinstance(rows, dict) or not all(seed.isdecimal() and isinstance(row, dict) for seed, row in rows.items()):
+        raise SystemExit(f"{path} does not hold questions by their numbers: download it again.")
     names = ("question", "answer", "answer_type", "subject", "level", "image")
     values = [(seed, *fields(row, names)) for seed, row in rows.items()]
     return [(*value, path.parent / image) for *value, image in values]
@@ -80,6 +82,8 @@ def make_row(variant, seed, question, answer, answer_type, subject, level):
     Where only the picture shows the options, its kind is free, as it is graded by its letter; its answer_type still
     says that it is multiple choice, for analysis to count by.
     """
+    if not isinstance(question, str):
+        raise SystemExit(f"Question {seed} of variant {variant} has no text but {question!r}: download the data again.")
     if not isinstance(answer, str | int | float) or not str(answer).strip():
         raise SystemExit(f"Question {seed} of variant {variant} has no answer but {answer!r}: download the data again.")
     text, choices = convert.split_options(question) if answer_type == "multiple choice" else (question, [])

@@ -10,9 +10,10 @@ import json
 import os
 import re
 import sys
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
-from functools import cache
-from itertools import islice
+from functools import cache, partial
+from itertools import combinations, islice
 from pathlib import Path
 
 import common  # isort: skip  # first: it says in a sentence which package is missing
@@ -40,9 +41,10 @@ class Args:
 
 def read_records(path):
     """The objects of one long JSON list, piece by piece: the whole file is never in memory."""
-    decoder, between, text, place, count = json.JSONDecoder(), re.compile(r"[\s,\[]*"), "", 0, 0
+    decoder, between, text, place, count = json.JSONDecoder(), re.compile(r"[\s,]*"), "", 0, 0
     with open(path, encoding="utf-8") as file:
-        while len(text) - place < 1 << 26 and (piece := file.read(1 << 20)):
+        piece = file.read(1 << 20).lstrip().removeprefix("[")  # only this one: a record may be a list itself
+        while len(text) - place < 1 << 26 and piece:
             text, place = text[place:] + piece, 0
             while (start := between.match(text, place).end()) < len(text) and text[start] != "]":
                 try:
@@ -51,7 +53,8 @@ def read_records(path):
                     break  # it goes on in the next piece
                 yield record
                 count += 1
-    if text[place:].strip(" \r\n\t,[") != "]":
+            piece = file.read(1 << 20)
+    if text[place:].strip(" \r\n\t,") != "]":
         raise SystemExit(f"{path} is no whole JSON list, it breaks off after record {count}: download it again.")
 
 
@@ -63,6 +66,8 @@ def parse_record(record):
     """
     if not (isinstance(record, dict) and record.keys() >= {"id", "image", "conversations"}):
         return "its record has other fields than id, image and conversations"
+    if re.search("[\ud800-\udfff]", json.dumps(record, ensure_ascii=False)):
+        return "half a surrogate pair stands in its text"  # which no tokenizer and no file takes
     said = record["conversations"] if isinstance(record["conversations"], list) else []
     turns = [(x.get("from"), x.get("value")) for x in said if isinstance(x, dict)]
     texts = [record["image"], *(text for _, text in turns)]
@@ -79,7 +84,7 @@ def parse_record(record):
         question += f" Give the answer with {digits[0]}."  # else a rounded gold makes right answers wrong
     *_, told = [None, *re.finditer(r"(?i)\bthe answer is\b", gpt)]
     work, answer = (gpt[: told.start()], gpt[told.end() :]) if told else ("", gpt)
-    answer = re.sub(r"\s*\.$", "", answer.strip(" :\n"))
+    answer = re.sub(r"\s*[.。]$", "", answer.strip(" :\n"))
     if not choices and re.fullmatch(r"\(?[A-H]\)?", answer) and letter_wanted:
         return "its gold is a letter and it has no options"
     place = pick(answer, choices) if choices and answer else None
@@ -125,19 +130,46 @@ def convert_chunk(job):
 
 
 def key_of(row):
-    """One number for an image's content, a question and its options in any order: equal in duplicates."""
-    what = [row["image_sha"], " ".join(row["question"].split()), *sorted(" ".join(x.split()) for x in row["choices"])]
-    return int.from_bytes(hashlib.sha256(json.dumps(what).encode()).digest()[:8], "big")
+    """Two numbers, one for an image's content and a question, one for its options in any order: equal in duplicates.
+
+    Rows with the first alone in common (`Which is true?`) are different problems, unless they contradict each other: a
+    gold is an option that the other row offers and rejects, or one row has no options and their golds differ.
+    """
+    asked = [row["image_sha"], " ".join(row["question"].split())]
+    number = lambda what: int.from_bytes(hashlib.sha256(json.dumps(what).encode()).digest()[:8], "big")
+    return number(asked), number(sorted(" ".join(x.split()) for x in row["choices"]))
 
 
-def find_golds(rows):
-    """Rows in file order -> {key: (first id, gold)}, the gold None where two rows of a key disagree."""
-    golds = {}
-    for row in rows:
-        gold = row["choices"][letters(row["choices"]).index(row["answer"])] if row["choices"] else row["answer"]
-        first, known = golds.setdefault(key := key_of(row), (row["id"], gold))
-        if known not in (None, gold) and (row["choices"] or not same_answer(gold, known)):
+def contradict(gold, options, other, others):
+    """Whether two golds of one question on one image can't both be right, given the options of each, if any."""
+    if options and others:
+        return gold != other and (gold in others or other in options)
+    return not (same_answer(gold, other) or same_answer(other, gold))
+
+
+def find_golds(read):
+    """{key: (first id, gold)} of the rows that each call of `read` gives in file order; the gold is None where a row of
+    that key has another one, or one of another key, whose first id it then is, contradicts it."""
+
+    def parts(row):
+        options = [" ".join(x.split()) for x in row["choices"]]
+        return key_of(row), options[letters(options).index(row["answer"])] if options else row["answer"], options
+
+    golds, asked = {}, defaultdict(dict)
+    for row in read():
+        key, gold, options = parts(row)
+        first, known = golds.setdefault(key, (row["id"], gold))
+        if known not in (None, gold) and (options or not same_answer(gold, known)):
             golds[key] = first, None
+    counts = Counter(question for question, _ in golds)
+    for row in read():  # once more, to hold the options of those alone that may contradict each other
+        key, *said = parts(row)
+        if counts[key[0]] > 1:
+            asked[key[0]].setdefault(key, (row["id"], *said))
+    for alike in asked.values():
+        for (a, (first, *one)), (b, (second, *two)) in combinations(alike.items(), 2):
+            if contradict(*one, *two):
+                golds[a], golds[b] = (second, None), (first, None)
     return golds
 
 
@@ -158,8 +190,8 @@ def find_images(source, path):
 def main(args):
     source, out = Path(args.source), Path(args.out)
     path, link, record = source / args.records, out / "images", out / "prepare.json"
-    if not args.source or not path.exists():
-        raise SystemExit(f"{path} does not exist: download Zhiqiang007/MathV360K and name its folder with --source.")
+    if not args.source or not path.is_file():
+        raise SystemExit(f"{path} is no file: download Zhiqiang007/MathV360K and name its folder with --source.")
     if (out / "rows.jsonl").exists():
         raise SystemExit(f"{out / 'rows.jsonl'} is there already: remove it to convert again.")
     if link.exists() and not link.is_symlink():
@@ -203,7 +235,7 @@ def main(args):
     bar.close()
 
     # conflicts and duplicates show only when all rows are there
-    golds, extra = find_golds(convert.read_whole_lines(parts["rows"])), []
+    golds, extra = find_golds(partial(convert.read_whole_lines, parts["rows"])), []
     with open(out / "rows.jsonl.new", "w", encoding="utf-8") as file:
         for row in tqdm(convert.read_whole_lines(parts["rows"]), "4 golds", total, unit="row"):
             first, gold = golds[key_of(row)]

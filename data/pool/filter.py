@@ -154,9 +154,20 @@ def make_sets(everything, kinds, args):
     old = draw_old(everything, args, draw)
     hard = apart(kinds["hard"], old)
     never = [row for row in hard if row["profile"]["correct"] == 0]
+    removed = {
+        "not measured": len(kinds["not measured"]),
+        f"an answer can be read in less than {args.readable:.0%} of its rollouts": len(kinds["unreadable"]),
+        f"right in more than {args.right:.0%} of them, and not of the tail": len(kinds["right too often"]),
+        f"fewer than {args.least} rollouts": len(kinds["few rollouts"]),
+        f"tail ({args.tail_low:.0%} to {args.tail_high:.0%} right), counted below": len(kinds["tail"]),
+        "its image is in old": len(kinds["hard"]) - len(hard),
+    }
     if len(never) <= args.sparse:
-        raise SystemExit(f"{len(never)} rows are readable and never right, and sparse alone takes {args.sparse}: "
-                         "measure more candidates, or lower --sparse.")  # fmt: skip
+        print_rules(everything, removed)
+        few = sum(row["profile"]["correct"] == 0 for row in kinds["few rollouts"])
+        raise SystemExit(f"{len(never)} rows are readable and never right in {args.least} rollouts, and sparse alone "
+                         f"takes {args.sparse}; {few} more are never right in fewer: measure more candidates, or lower "
+                         f"--sparse{' or --least' * (few > 0)}.")  # fmt: skip
     sparse = draw_images(never, args.sparse, draw)
     left, tail = apart(hard, sparse), apart(kinds["tail"], old + sparse)
     base = draw.sample(left, min(len(left), round(args.train * (1 - args.tail_share))))
@@ -166,13 +177,7 @@ def make_sets(everything, kinds, args):
         print(f"The tail is {len(tail)} rows, not {wanted}: measure more candidates, or widen --tail-low, --tail-high.")
     if len(base) + len(tail) < args.train:
         print(f"train has {len(base) + len(tail)} rows, not {args.train}: measure more candidates for more.")
-    removed = {
-        "not measured": len(kinds["not measured"]),
-        f"an answer can be read in less than {args.readable:.0%} of its rollouts": len(kinds["unreadable"]),
-        f"right in more than {args.right:.0%} of them, and not of the tail": len(kinds["right too often"]),
-        f"fewer than {args.least} rollouts": len(kinds["few rollouts"]),
-        f"tail ({args.tail_low:.0%} to {args.tail_high:.0%} right), counted below": len(kinds["tail"]),
-        "its image is in old": len(kinds["hard"]) - len(hard),
+    removed |= {
         "in sparse": len(sparse),
         "its image is in sparse": len(hard) - len(sparse) - len(left),
         f"more than train takes ({args.train})": len(left) - len(base),
@@ -181,13 +186,17 @@ def make_sets(everything, kinds, args):
     return dict(train=draw.sample(base + tail, len(base + tail)), sparse=sparse, old=old), removed
 
 
-def print_rules(everything, train, removed, args):
-    """What each rule removed, and this pool beside that of a filter that sees the reward alone."""
+def print_rules(everything, removed):
+    """What each rule removed."""
     left = len(everything)
     print(f"\n| rule | rows removed | left |\n| --- | --- | --- |\n| all rows | | {left} |")
     for rule, count in removed.items():
         left -= count
         print(f"| {rule} | {count} | {left} |")
+
+
+def print_filters(everything, train, args):
+    """This pool beside that of a filter that sees the reward alone."""
     profiled = [row for row in everything if row["profile"]]
     blind = [row for row in profiled if row["profile"]["correct"] <= args.right * row["profile"]["n"]]
     lost = [row for row in blind if judge_row(row["profile"], args) == "unreadable"]
@@ -230,7 +239,8 @@ def main(args):
         place = lambda row: os.path.relpath(Path(args.rows).parent / row["image"], out)
         lines = [row | dict(split=name, image=place(row), teacher=None) for row in rows]
         common.write_text(out / f"{name}.jsonl", "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in lines))
-    print_rules(everything, sets["train"], removed, args)
+    print_rules(everything, removed)
+    print_filters(everything, sets["train"], args)
     report_near(sets, args)
     print(f"{', '.join(f'{name} {len(rows)}' for name, rows in sets.items())} rows in {out}, and near_duplicates.json. "
           "Next: torchrun --nproc_per_node 8 -m data.pool.solutions")  # fmt: skip

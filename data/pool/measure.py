@@ -132,10 +132,10 @@ def main(args):
         bar.set_postfix_str(f"{right / rollouts:.1%} of rollouts right, {read / rollouts:.0%} readable, "
                             f"{never / count:.0%} of rows readable and hard so far")  # fmt: skip
     bar.close()
+    common.dist.barrier()  # all have written before one counts
     if run.rank == 0:
         found = sum(1 for _ in read_measured(run.dir))
-        print(f"{run.dir}: {found} of {len(rows)} rows are measured. Next, when all processes have ended: "
-              "python -m data.pool.filter", flush=True)  # fmt: skip
+        print(f"{run.dir}: {found} of {len(rows)} rows are measured. Next: python -m data.pool.filter", flush=True)
 
 
 if __name__ == "__main__":
