@@ -1188,6 +1188,15 @@ def test_a_solution_gives_way_to_a_better_one_alone(pool, was, new, now):
     assert row["solution_source"] == (was if now == "before" else now)
 
 
+def test_a_solution_that_leaks_goes_even_where_nothing_takes_its_place(pool):
+    made = common.read_jsonl(pool)[:1]
+    gold = f"<answer>{made[0]['answer']}</answer>"
+    write_lines(pool, [made[0] | dict(solution=[f"So x is {made[0]['answer']} for one. ", "Go on. ", gold])])
+    line = dict(teacher=None, solution=None, solution_source=None)
+    (row,) = solutions.attach(pool, {(made[0]["id"], solutions.fingerprint(made[0])): line})
+    assert row["solution"] == [] and row["solution_source"] is None
+
+
 def test_answers_of_a_row_whose_later_request_fails_are_filed_and_not_asked_again(
     make_args, pool, tmp_path, world, server, monkeypatch
 ):

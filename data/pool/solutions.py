@@ -244,7 +244,7 @@ def solve(left, total, args, run):
 
 def attach(path, found):
     """Write the pool anew, each row with its solution and stored answer. A usable solution gives way to none, but a
-    rationalised one to one that is not."""
+    rationalised one to one that is not; one that would leak goes even where nothing takes its place."""
     rows = read_jsonl(path)
     for row in rows:
         if new := found.get((row["id"], fingerprint(row))):
