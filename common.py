@@ -48,6 +48,7 @@ from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoTokenizer,
+    Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
 )
@@ -151,9 +152,30 @@ def start(args):
 
 POSITIVE = ("problems", "group", "warmup", "save_every", "patience", "minibatches", "micro_batch", "eval_size",
             "max_new_tokens", "temperature", "value_steps")  # fmt: skip
-MARKS = re.compile(r"<image>|<\|\w+\|>")  # what the chat template alone may put into a prompt
+MARKS = re.compile(r"<image>|<\|\w\w+\|>")  # what the chat template alone may put into a prompt
 LEFT = ("gates.json", "pretraining.jsonl", "critic.safetensors")  # of a start that ended before its first state
-FREE = ("gates", "patience", "save_every")  # flags that change no weight and may differ when a run is resumed
+FREE = ("runs", "gates", "patience", "save_every")  # flags that change no weight and may differ when a run is resumed
+
+
+def check_flags(args, world):
+    """Stop with a sentence where a flag of `args` can't be meant, alone or for that many processes."""
+    for k, x in vars(args).items():
+        if isinstance(x, int | float) and not (0 < x < math.inf or x == 0 and k not in POSITIVE):
+            bound = "above 0" if k in POSITIVE else "0 or above"
+            raise SystemExit(f"--{k.replace('_', '-')} {x} has to be {bound}, and finite.")
+    if args.problems % world:
+        raise SystemExit(f"--problems {args.problems} must be a multiple of the {world} processes.")
+    if args.steps and args.group < 2:
+        raise SystemExit(f"--group {args.group}: advantages compare the answers of a group: it takes two or more.")
+    if args.problems // world * args.group % args.minibatches:
+        raise SystemExit(f"--minibatches {args.minibatches} does not divide the {args.problems // world} x "
+                         f"{args.group} answers of a process: then there would be fewer updates.")  # fmt: skip
+    if args.max_pixels < 28 * 28:
+        raise SystemExit(f"--max-pixels {args.max_pixels} is less than the 28 x 28 = 784 of one image token.")
+    if found := MARKS.search(args.instruction):
+        raise SystemExit(f"{found[0]} stands in --instruction: take it out, the prompt places the image itself.")
+    if not re.fullmatch(r"\w[\w.+-]{0,99}", args.name):
+        raise SystemExit(f"--name {args.name} names a folder inside --runs: letters, digits, _ . + - and no more.")
 
 
 class Run:
@@ -169,27 +191,11 @@ class Run:
             torch.set_num_threads(1)  # a toy model is several times slower on two threads than on one
         self.args, self.dir, self.step = args, Path(args.runs) / f"{args.name}-s{args.seed}", 0
         self.laps, self.clock, self.last_mixed, self.bar = {}, time.perf_counter(), -1, None
-        for k, x in vars(args).items():
-            if isinstance(x, int | float) and not (0 < x < math.inf or x == 0 and k not in POSITIVE):
-                bound = "above 0" if k in POSITIVE else "0 or above"
-                raise SystemExit(f"--{k.replace('_', '-')} {x} has to be {bound}, and finite.")
-        if args.problems % self.world:
-            raise SystemExit(f"--problems {args.problems} must be a multiple of the {self.world} processes.")
-        if args.steps and args.group < 2:
-            raise SystemExit(f"--group {args.group}: advantages compare the answers of a group: it takes two or more.")
-        if args.problems // self.world * args.group % args.minibatches:
-            raise SystemExit(f"--minibatches {args.minibatches} does not divide the {args.problems // self.world} x "
-                             f"{args.group} answers of a process: then there would be fewer updates.")  # fmt: skip
-        if args.max_pixels < 28 * 28:
-            raise SystemExit(f"--max-pixels {args.max_pixels} is less than the 28 x 28 = 784 of one image token.")
-        if found := MARKS.search(args.instruction):
-            raise SystemExit(f"{found[0]} stands in --instruction: take it out, the prompt places the image itself.")
-        if "/" in args.name:
-            raise SystemExit(f"--name {args.name} can't hold a slash: it names a folder inside --runs.")
+        check_flags(args, self.world)
         if (self.dir / "outputs.jsonl").exists():
             shutil.rmtree(self.dir / "state", ignore_errors=True)  # of a run killed after its very last write
             raise SystemExit(f"{self.dir} is a finished run: choose another --name or --seed, or delete the folder.")
-        config, now = self.dir / "config.json", asdict(args) | {"nproc_per_node": self.world}
+        config, now = self.dir / "config.json", asdict(args) | {"processes": self.world}
         settings = [f"{args.model}/{x}.json" for x in ("preprocessor_config", "tokenizer", "config")]
         files = {p: Path(p).read_bytes() for p in [args.pool, *args.eval.split(","), *settings] if Path(p).is_file()}
         hashes = {p: hashlib.sha256(x).hexdigest() for p, x in files.items()}
@@ -197,8 +203,8 @@ class Run:
             was = json.loads(config.read_text())
             for k in sorted((now.keys() | was["args"].keys()) - set(FREE)):  # another arm has other flags
                 if now.get(k) != was["args"].get(k):
-                    flag, old = k.replace("_", "-"), was["args"].get(k)
-                    raise SystemExit(f"{self.dir} was started with --{flag} {old} and can't go on with {now.get(k)}: "
+                    what, old = "processes:" if k == "processes" else f"--{k.replace('_', '-')}", was["args"].get(k)
+                    raise SystemExit(f"{self.dir} was started with {what} {old} and can't go on with {now.get(k)}: "
                                      "use the same script and flags, or another --name.")  # fmt: skip
             for p in hashes:
                 if hashes[p] != was["sha256"].get(p):
@@ -384,13 +390,16 @@ def load_model(path, dtype):
     """A published checkpoint, from a folder or by its hub name, in plain transformers."""
     if cut := [file for file in Path(path).glob("*.safetensors") if not is_whole(file)]:
         raise SystemExit(f"{min(cut)} is cut off, or no safetensors file: copy it again.")
-    attention = dict(dtype=dtype, attn_implementation="packed")
+    if Path(path).is_dir() and not Path(path, "config.json").exists():  # the library would build a 70 B default
+        raise SystemExit(f"{path} has no config.json: copy the whole checkpoint.")
+    options = dict(dtype=dtype, attn_implementation="packed", output_loading_info=True, ignore_mismatched_sizes=True)
     try:
-        model, info = Qwen2VLForConditionalGeneration.from_pretrained(path, output_loading_info=True, **attention)
+        model, info = Qwen2VLForConditionalGeneration.from_pretrained(path, **options)
     except OSError as error:
         raise no_model(path, error) from None
-    if missing := info["missing_keys"]:  # the library would fill them at random
-        raise SystemExit(f"{path} lacks {len(missing)} weights of a Qwen2-VL, {min(missing)} first: take a whole one.")
+    if bad := info["missing_keys"] | {k for k, *_ in info["mismatched_keys"]}:  # the library would fill them at random
+        raise SystemExit(f"{path} lacks {len(bad)} weights of its config.json's Qwen2-VL, or has them in other sizes, "
+                         f"{min(bad)} first: copy the whole checkpoint.")  # fmt: skip
     model.model.visual.config._attn_implementation = "flash_packed"  # by this name it takes all images at once
     return model
 
@@ -407,17 +416,19 @@ def load_tokenizer(path):
     """The tokenizer of a checkpoint. A folder without its files gives a blank one: that stops the run."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise no_model(path, error) from None
     if missing := {"<|image_pad|>", "<|im_end|>", "<|endoftext|>"} - tokenizer.get_vocab().keys():
         raise SystemExit(f"The tokenizer of {path} does not know {' and '.join(sorted(missing))}: put tokenizer.json "
                          "and tokenizer_config.json of its Qwen2-VL into the folder.")  # fmt: skip
+    if tokenizer.chat_template is None:
+        raise SystemExit(f"The tokenizer of {path} has no chat template: put that of its Qwen2-VL into the folder.")
     return tokenizer
 
 
 def no_model(path, error):
-    return SystemExit(f"The model {path} is neither a folder with a checkpoint nor to be had from the hub "
-                      f"({str(error).splitlines()[0]}): pass --model DIR, or try --toy, which needs no download."
+    return SystemExit(f"The model {path} is neither a folder with a whole checkpoint nor to be had from the hub "
+                      f"({str(error).splitlines()[0]}): name such a folder, or try --toy, which needs no download."
                       )  # fmt: skip
 
 
@@ -685,6 +696,8 @@ def check_row(row):
         return 'id, image, question, answer, each option and each sentence have to be text: write 4 as "4"'
     if not all(type(x) is int and x >= 0 for x in lists[2]):
         return "its teacher answer holds something else than token ids: write a list of whole numbers"
+    if re.search("[\ud800-\udfff]", " ".join(texts + lists[0] + lists[1])):
+        return "half a character (a lone surrogate such as \\ud800) stands in its text: take it out"
     if row["kind"] not in ("choice", "free"):
         return f"its kind is {row['kind']!r}: write choice or free"
     if not len(set(row["choices"])) == len(row["choices"]) <= 26:
@@ -794,8 +807,13 @@ class Processor:
         self.tokenizer = load_tokenizer(path)
         try:
             self.images = Qwen2VLImageProcessorPil.from_pretrained(path, **limits)
+            tower = Qwen2VLConfig.from_pretrained(path).vision_config
         except OSError as error:
             raise no_model(path, error) from None
+        cut = self.images.patch_size, self.images.merge_size, self.images.temporal_patch_size
+        if cut != (seen := (tower.patch_size, tower.spatial_merge_size, tower.temporal_patch_size)):
+            raise SystemExit(f"{path}: by preprocessor_config.json images are cut into (patch, merge, frames) {cut}, "
+                             f"by config.json {seen}: take both from one and the same Qwen2-VL.")  # fmt: skip
         self.instruction = args.instruction
 
     def tokenize(self, text):
@@ -1274,8 +1292,8 @@ def stored_rollouts(policy, processor, pool, args, run):
         batch = sample(policy, processor, problems, args, run, answers=[row["ids"] for row in mine])
         return batch, torch.tensor([row["reward"] for row in mine], device=run.device)
 
-    for path in paths:
-        appears(path)
+    if not all(map(appears, paths)):
+        raise SystemExit(f"{folder} is not whole on this node: --runs has to be a folder that all share.")
     right = [row["reward"] for path in paths for row in read_jsonl(path)]
     return sum(right) / len(right), map(replay, range(len(paths)), paths)
 

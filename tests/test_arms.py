@@ -336,9 +336,9 @@ def test_other_flags_than_those_of_the_unfinished_run_are_refused(killed, make_a
     assert refused(replace(args, lr=3e-3), "--lr", "0.01", "0.003", "--name")
     assert refused(replace(args, max_new_tokens=13), "--max-new-tokens", "12", "13")
     config = folder(args) / "config.json"
-    config.write_text(config.read_text().replace('"nproc_per_node": 1', '"nproc_per_node": 4'))
-    assert refused(args, "4", "1", "nproc")  # another number of processes
-    config.write_text(config.read_text().replace('"nproc_per_node": 4', '"nproc_per_node": 1'))
+    config.write_text(config.read_text().replace('"processes": 1', '"processes": 4'))
+    assert refused(args, "processes: 4 and can't go on with 1", "--name")
+    config.write_text(config.read_text().replace('"processes": 4', '"processes": 1'))
     assert killed(args, 0) == 0 and not differences(args, killed.whole)
 
 
@@ -363,12 +363,39 @@ def test_a_model_that_is_nowhere_is_named_and_the_way_without_a_download_shown(m
     for model in ("Qwen/Qwen2-VL-2B-Instruct", "/nowhere/student"):
         with pytest.raises(SystemExit) as refusal:
             grpo.main(make_args(model=model))
-        assert model in str(refusal.value) and "--model" in str(refusal.value) and "--toy" in str(refusal.value)
+        assert model in str(refusal.value) and "name such a folder, or try --toy" in str(refusal.value)
 
 
 def without_tokenizer(folder):
     for path in folder.glob("token*"):
         path.unlink()
+
+
+def with_half_a_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+
+
+def with_a_broken_tokenizer(folder):
+    (folder / "tokenizer.json").write_text('{"version": ')
+
+
+def without_chat_template(folder):
+    (folder / "chat_template.jinja").unlink()
+
+
+def without_config(folder):
+    (folder / "config.json").unlink()
+
+
+def wider(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["intermediate_size"] *= 2
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def other_patches(folder):
+    config = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(config | {"patch_size": 28}))
 
 
 def cut_off(folder):
@@ -397,11 +424,17 @@ def less_a_weight(folder):
     "damage, words",
     [
         (without_tokenizer, "does not know <|im_end|> and <|image_pad|>: put tokenizer.json and"),
+        (with_half_a_tokenizer, "is neither a folder with a whole checkpoint nor"),
+        (with_a_broken_tokenizer, "is neither a folder with a whole checkpoint nor"),
+        (without_chat_template, "has no chat template"),
+        (without_config, "has no config.json: copy the whole checkpoint."),
+        (other_patches, "images are cut into (patch, merge, frames) (28, 2, 2), by config.json (14, 2, 2): take"),
+        (wider, "or has them in other sizes, model.language_model.layers.0.mlp.down_proj.weight first"),
         (cut_off, "model.safetensors is cut off, or no safetensors file: copy it again."),
         (cut_in_the_header, "model.safetensors is cut off"),
         (empty, "model.safetensors is cut off"),
         (a_pointer, "model.safetensors is cut off, or no safetensors file"),
-        (less_a_weight, "lacks 1 weights of a Qwen2-VL, model.language_model.norm.weight first"),
+        (less_a_weight, "lacks 1 weights of its config.json's Qwen2-VL, or has them"),
     ],
 )
 def test_a_model_that_is_not_whole_is_refused(make_args, world, tmp_path, damage, words):
@@ -483,7 +516,7 @@ def test_text_with_unusual_line_ends_survives_being_written_and_read(tmp_path):
         (dict(max_pixels=0), "--max-pixels 0 is less than the 28 x 28 = 784"),
         (dict(max_pixels=783), "--max-pixels 783 is less than the 28 x 28 = 784"),
         (dict(instruction="See <|image_pad|>."), r"<\|image_pad\|> stands in --instruction: take it out"),
-        (dict(name="a/b"), "--name a/b can't hold a slash: it names a folder inside --runs"),
+        (dict(name="a/b"), "--name a/b names a folder inside --runs: letters"),
         (dict(warmup=0), "--warmup 0 has to be above 0"),
         (dict(save_every=0), "--save-every 0 has to be above 0"),
         (dict(temperature=0.0), "--temperature 0.0 has to be above 0"),

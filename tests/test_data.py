@@ -51,6 +51,7 @@ def write_pool(folder, *changes):
     (dict(teacher=[1, -1]), "something else than token ids"),
     (dict(teacher=[True]), "something else than token ids"),
     (dict(answer=4), "each option and each sentence have to be text: write 4 as"),
+    (dict(question="half \ud800"), "half a character (a lone surrogate such as \\ud800) stands in its text"),
     (dict(image=3), "have to be text"),
     (dict(id=[]), "have to be text"),
     (dict(kind="choice", choices=[1, 2], answer="A"), "have to be text"),

@@ -190,7 +190,7 @@ def test_a_prime_number_of_rows_is_answered_once_each_as_one_process_with_the_ch
     rows = common.read_jsonl(whole / "outputs.jsonl")
     assert [row["id"] for row in rows] == [f"sparse{i}" for i in range(7)] + [f"old{i}" for i in range(3)]
     assert rows == common.read_jsonl(Path(args.runs) / "one-s0" / "outputs.jsonl")
-    assert json.loads((whole / "config.json").read_text())["args"]["nproc_per_node"] == 2
+    assert json.loads((whole / "config.json").read_text())["args"]["processes"] == 2
 
 
 def test_problems_that_do_not_divide_are_refused_and_so_is_another_number_of_processes(both):
@@ -517,4 +517,4 @@ def test_two_nodes_started_by_the_line_of_the_readme_end_as_one_node_does(each, 
     for name in ("checkpoint/model.safetensors", "outputs.jsonl", "rollouts.jsonl"):
         assert (one / name).read_bytes() == (two / name).read_bytes()
     assert len(common.read_jsonl(one / "outputs.jsonl")) == 10
-    assert json.loads((two / "config.json").read_text())["args"]["nproc_per_node"] == 2 * each
+    assert json.loads((two / "config.json").read_text())["args"]["processes"] == 2 * each
