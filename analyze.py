@@ -27,7 +27,7 @@ An outcomes file is a CSV of one row a question. A column of 0 and 1 alone is an
 Some names are never arms and have a meaning: `set`, `id`, `source`, `subject`, `level`; `kind` (`choice` or `free`) or
 `answer_type` (`multiple choice`); `seed_id` and `variant` (questions drawn from one program); of multiple choice
 `options` (how many), `gold` and `shortest` (letters of the reference and of the first of the shortest options) and
-`bare_letter` (the runs that said a letter and nothing else).
+`bare_letter` (the runs that said a letter and nothing else); `judge` (one in a file, named in every title).
 """
 
 import argparse
@@ -107,9 +107,10 @@ DECLARED = [  # contrasts named before any run, first less second: their p needs
 TERMS = ("instruction", "max_new_tokens", "max_pixels")  # flags under which answers are comparable
 ATTRIBUTES = (  # columns of an outcomes file that are no arms
     "set", "id", "source", "subject", "level", "kind", "answer_type", "seed_id", "variant",
-    "options", "gold", "shortest", "bare_letter",
+    "options", "gold", "shortest", "bare_letter", "judge",
 )  # fmt: skip
 NO_TRANSFER = "transfer set (dynamath or cross)"
+NO_KIND = "kind of question is not in the file: add a column `kind` (choice or free)."
 PROBES = ("shuffled", "blank")  # copies of a set by data/probes/prepare.py: <set>-shuffled and <set>-blank
 DRAWS = 200_000  # of a permutation test that has too many permutations to count
 
@@ -206,9 +207,15 @@ class Outcomes:
         return {name: found[name] for name in ["old", "sparse", "combined", self.transfer(), *found] if name in found}
 
     def choice(self, at, wanted=True):
-        """Those of the columns `at` that are multiple choice, or those that are not."""
-        kind = lambda x: x.get("answer_type") or x.get("kind") or ("choice" if x.get("options") else "")
-        return np.array([i for i in at if ("choice" in kind(self.items[i])) == wanted], dtype=int)
+        """Those of the columns `at` that are multiple choice, or those that are not: by any field that says so. None of
+        either where no question of all says what it is."""
+        said = lambda i: "".join(str(self.items[i].get(k, "")) for k in ("kind", "answer_type")).lower()
+        is_choice = lambda i: "choice" in said(i) or str(self.items[i].get("options") or "0") != "0"
+        return np.array([i for i in at if is_choice(i) == wanted] if self.kinds() else [], dtype=int)
+
+    def kinds(self):
+        """Whether questions say what kind they are of."""
+        return any(str(item.get(k, "")) for item in self.items for k in ("kind", "answer_type", "options"))
 
     def score(self, at, right=None, base=True):
         """{arm: accuracy on the columns `at`, the mean of its seeds}, nan where one was not asked."""
@@ -253,7 +260,7 @@ def option_facts(row):
     ("" where it is none of them) and of the first of the shortest."""
     names, gold = letters(row["choices"]), pick(row["answer"], row["choices"])
     if not names:
-        return {}
+        return {"options": 0}
     shortest = names[min(range(len(names)), key=lambda k: len(row["choices"][k]))]
     return {"options": len(names), "gold": "" if gold in (None, -1) else names[gold], "shortest": shortest}
 
@@ -271,7 +278,8 @@ def judged(runs, path):
     answers, items, missing = [read_answers(run["dir"]) for run in done], {}, []
     for file in dict.fromkeys(file for run in done for file in eval_paths(run)):
         items |= {(file.stem, row["id"]): row | option_facts(row) | {"set": file.stem} for row in read_jsonl(file)}
-    at, rows = {key: i for i, key in enumerate(items)}, [row | {"bare_letter": ""} for row in items.values()]
+    rows = [row | {"bare_letter": "", "judge": judge} for row in items.values()]
+    at = {key: i for i, key in enumerate(items)}
     right, output = np.full((len(done), len(items)), np.nan), np.full((len(done), len(items)), None, dtype=object)
     for r, mine in enumerate(answers):
         unjudged = []
@@ -294,8 +302,11 @@ def judged(runs, path):
         other = " with the address and --extra of before" if model else "" if judge else ", or with a --model"
         command = f"python judge.py {home}/*{options}"
         raise SystemExit(f"verdicts are missing ({', '.join(missing)}): run `{command}`{other}.")
-    source = "rule judge, not comparable with the paper's LLM judge" if judge == "rule" else f"judge: {judge}"
-    return Outcomes(source, done, rows, right, output, notes, path)
+    return Outcomes(by_judge(judge), done, rows, right, output, notes, path)
+
+
+def by_judge(judge):
+    return "rule judge, not comparable with the paper's LLM judge" if judge == "rule" else f"judge: {judge}"
 
 
 def read_outcomes(path, arms=()):
@@ -335,10 +346,15 @@ def read_outcomes(path, arms=()):
     right = np.array([[float(cell) for cell in columns[run["name"]]] for run in runs])
     others = [name for name in columns if name not in {run["name"] for run in runs}]
     items = [{"set": path.stem, "id": i} | {name: columns[name][i] for name in others} for i in range(len(lines))]
+    judges = sorted(set(columns.get("judge", [""])))
+    if len(judges) > 1:
+        raise SystemExit(f"{path} holds outcomes by {' and '.join(map(repr, judges))} (column judge): accuracies by "
+                         "different judges are not comparable, put each into a file of its own.")  # fmt: skip
+    source = f"outcomes of {path.name}" + (f", {by_judge(judges[0])}" if judges[0] else "")
     names = [", ".join(run["name"] for run in runs), ", ".join(others) or "none"]
     notes = [f"{path}: {len(runs)} columns are arms ({names[0]}), the others attributes ({names[1]})."]
     notes[0] += "" if arms else " --arms names the arms where this is not so."
-    return Outcomes(f"outcomes of {path.name}", runs, items, right, notes=notes)
+    return Outcomes(source, runs, items, right, notes=notes)
 
 
 def write_outcomes(data, path):
@@ -832,6 +848,7 @@ def reversal_table(runs, data):
         f"p: two-sided; exact over all orders up to 11 arms, else by {DRAWS:,} random ones, seed 0. Arms that share "
         "code and a prior are no independent sample: read p as a description.",
     ]
+    notes += [] if data.kinds() else [f"not split by kind: {NO_KIND}"]
     if not transfer:
         notes.insert(0, f"no {NO_TRANSFER}: every set against every other.")
     if len(rows) == 1:
@@ -858,11 +875,14 @@ def composition_table(runs, data):
             bare = mean(run["name"] in item["bare_letter"].split() for item in asked if "bare_letter" in item)
             mine = [points(data.right[i, part].mean()) if len(part) else "" for part in (at, some, rest)]
             rows.append([name, run["name"], *mine[:2], less(data.right[i, listed]), mine[2], percent(bare)])
+        if not data.kinds():
+            continue
         counts = "".join(f", {sizes.count(k)} with {k} options" for k in sorted(set(sizes)))
         paper = " (paper: 69 % of old-319, with 4)" if name == "old" else ""
         notes.append(
             f"{name}: {len(some)} of {len(at)} are multiple choice, {percent(len(some) / len(at))} %{counts}{paper}."
         )
+    notes += [] if data.kinds() else [NO_KIND]
     notes += [
         "always B, random, shortest (the first of the shortest option texts): guesses; the base is a run.",
         "less chance: sum (right - 1/k) / sum (1 - 1/k) over questions of k listed options, 0 for random guesses.",

@@ -1085,10 +1085,36 @@ def test_results_without_outputs_have_their_tables_and_refuse_the_others(capsys)
 
 @pytest.mark.parametrize("item, choice", [
     ({"kind": "free", "answer_type": "multiple choice"}, True),  # DynaMath: only the picture shows its options
+    ({"kind": "choice", "answer_type": "text"}, True),  # MathVista: the type of the value of an option
     ({"kind": "free", "answer_type": "float"}, False), ({"kind": "choice"}, True), ({"kind": "free"}, False),
-    ({"options": 4}, True), ({}, False),
+    ({"kind": "Multiple Choice"}, True), ({"options": 4}, True), ({"options": "0"}, False), ({}, None),
 ])  # fmt: skip
-def test_multiple_choice_is_what_the_data_set_calls_so_before_what_the_row_lists(item, choice):
+def test_multiple_choice_is_what_any_field_calls_so(item, choice):
     data = analyze.Outcomes.__new__(analyze.Outcomes)
     data.items = [item]
-    assert (list(data.choice([0])), list(data.choice([0], False))) == (([0], []) if choice else ([], [0]))
+    expected = {True: ([0], []), False: ([], [0]), None: ([], [])}[choice]
+    assert (list(data.choice([0])), list(data.choice([0], False))) == expected
+
+
+def test_a_kind_that_is_not_in_the_file_is_not_made_up():
+    data = outcomes({"old": 2, "cross": 2}, {arm: {"old": [0, k], "cross": [k, 1]} for arm, k in (("x", 0), ("y", 1))})
+    _, rows, notes = table("composition", data)
+    assert [row[2:] for row in rows[1:3]] == [["0.0", "", "", "", ""], ["50.0", "", "", "", ""]]
+    assert analyze.NO_KIND in notes and not any("of 2 are multiple choice" in note for note in notes)
+    assert any(analyze.NO_KIND in note for note in table("reversal", data)[2])
+    known = outcomes({"old": 2}, {"x": {"old": [0, 1]}}, options={"old": ["4", ""]})  # blank: none listed, so free
+    assert "old: 1 of 2 are multiple choice" in str(table("composition", known)[2])
+
+
+def test_a_file_of_outcomes_names_its_judge_and_holds_one(capsys):
+    by_rule([write_run("grpo"), write_run("vapo")])
+    analyze.main(["--save", "saved.csv"])
+    saved = analyze.read_outcomes(Path("saved.csv"))
+    assert table("main", saved)[0] == (
+        "Accuracy, % (outcomes of saved.csv, rule judge, not comparable with the paper's LLM judge)"
+    )
+    named = outcomes({"old": 1}, {"x": {"old": [1]}}, judge={"old": ["org/m, prompt 0123abcd"]})
+    assert named.source == "outcomes of outcomes.csv, judge: org/m, prompt 0123abcd"
+    for other in ("rule", ""):
+        with pytest.raises(SystemExit, match="^outcomes.csv holds outcomes by .* and 'z' .* judges are not comparable"):
+            outcomes({"old": 2}, {"x": {"old": [1, 0]}}, judge={"old": ["z", other]})
