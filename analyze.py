@@ -20,7 +20,8 @@ Of outputs         audit        the rule grader against the judge, arm by arm
                    hacking      guessing, format, shuffled options, blank images, answers copied from the hint
 
 Sets are known by name: `old` and `sparse` are in domain, together `combined`; the transfer set is `dynamath`, or where
-there is none `cross`. Arms are averaged over their seeds, and two arms are compared on the seeds they share.
+there is none `cross`. `main`, `composition` and `audit` add the mean of an arm's seeds; `pairs` and `methods` compare
+arms on the seeds they share, `reversal` by their means. Of training and in `hacking` every run stands for itself.
 
 An outcomes file is a CSV of one row a question. A column of 0 and 1 alone is an arm, named as an arm or a run (`grpo`,
 `grpo-s1`); every other column is an attribute, to slice by with --by. --arms names the arms where that is not so.
@@ -218,15 +219,26 @@ class Outcomes:
         return any(str(item.get(k, "")) for item in self.items for k in ("kind", "answer_type", "options"))
 
     def score(self, at, right=None, base=True):
-        """{arm: accuracy on the columns `at`, the mean of its seeds}, nan where one was not asked."""
-        right = self.right if right is None else right
-        return {arm: right[seeds][:, at].mean() if len(at) else math.nan for arm, seeds in self.arms(base).items()}
+        """{arm: accuracy on the columns `at`, the mean of its seeds that were asked}, nan where none was."""
+        right, mine = self.right if right is None else right, lambda seeds: self.asked(seeds, at)
+        return {arm: right[rows][:, at].mean() if (rows := mine(x)) else math.nan for arm, x in self.arms(base).items()}
+
+    def asked(self, seeds, at):
+        """Those of the runs `seeds` that were asked all of the columns `at`."""
+        return [i for i in seeds if len(at) and np.isfinite(self.right[i, at]).all()]
+
+    def lines(self, at):
+        """(name, [row]) of each run that was asked the columns `at`, after two or more of an arm (their mean, rows)."""
+        for arm, seeds in self.arms().items():
+            mine = self.asked(seeds, at)
+            yield from ((self.runs[i]["name"], [i]) for i in mine)
+            if len(mine) > 1:
+                yield f"{arm}, mean of {len(mine)}", mine
 
     def error(self, seeds, at):
-        """Standard error of the mean of these runs' verdicts on the columns `at`: binomial, or by program."""
+        """Standard error of the mean of these runs' verdicts on the columns `at`: by question, or by program."""
         right, programs = self.right[seeds][:, at].mean(0), self.programs(at)
-        p = right.mean()
-        return math.sqrt(p * (1 - p) / len(at)) if programs is None else cluster_error(right, programs)[0]
+        return right.std() / math.sqrt(len(at)) if programs is None else cluster_error(right, programs)[0]
 
     def programs(self, at):
         """The program (`seed_id`) that each of the columns `at` was drawn from; None if these are independent."""
@@ -708,11 +720,13 @@ def main_table(runs, data):
 
 def seed_mean(values):
     """Mean of an arm's seeds, those that were asked, and half of Student's 95 % interval -> cell."""
-    values = values[np.isfinite(values)]
-    if len(values) < 2:
-        return points(values.sum()) if len(values) else ""
-    half = values.std(ddof=1) / len(values) ** 0.5 * t.ppf(0.975, len(values) - 1)
-    return f"{points(values.mean())} +- {points(half)}"
+    wanted, values = len(values), values[np.isfinite(values)]
+    n = len(values)
+    few = f" ({n} seed{'s' * (n > 1)})" * (n < wanted)
+    if n < 2:
+        return points(values.sum()) + few if n else ""
+    half = values.std(ddof=1) / n**0.5 * t.ppf(0.975, n - 1)
+    return f"{points(values.mean())} +- {points(half)}{few}"
 
 
 def pairs_table(runs, data):
@@ -776,7 +790,8 @@ def methods_table(runs, data):
         end = lambda group, of, score=score: [of((x for x in group if x in score), key=score.get, default="")]
         sides = [end(left, low) if low else left, end(right, high) if high else right]
         found = contrast(data, *sides, sets[name])
-        row = [statement, name, " - ".join(map(" & ".join, sides)) if found else f"not run: {' '.join(absent)}"]
+        row = [statement, name, " - ".join(map(" & ".join, sides)) if found else ""]
+        row[2] = row[2] or (f"not run: {' '.join(absent)}" if absent else "no seed in common")
         if found:
             gap, half, p, seeds = found
             row[2] += f" (not run: {' '.join(absent)})" if absent else ""
@@ -828,14 +843,18 @@ def reversal_table(runs, data):
     header = ["set", "with", "questions", "graded by", "arms", "rho", "p", "how", "leaving one arm out", "paper"]
     rows, sets, transfer = [header], data.sets(), data.transfer()
     graders = {"judge": data.right} | ({} if data.output is None else {"strict rule": by_rule(data, strict)})
+    lost = {}
     ends = [(name, transfer) for name in sets if name != transfer] if transfer else itertools.combinations(sets, 2)
     for name, other in ends:
         slices = {"all": sets[name]}
         some, rest = data.choice(sets[name]), data.choice(sets[name], False)
         slices |= {"without multiple choice": rest, "multiple choice alone": some} if len(some) and len(rest) else {}
         for (label, at), (grader, right) in itertools.product(slices.items(), graders.items()):
-            x, y = (np.array([*data.score(part, right, base=False).values()]) for part in (at, sets[other]))
-            x, y = x[both := np.isfinite(x + y)], y[both]
+            scores = [data.score(part, right, base=False) for part in (at, sets[other])]
+            both = [arm for arm in scores[0] if not math.isnan(scores[0][arm] + scores[1][arm])]
+            x, y = (np.array([score[arm] for arm in both]) for score in scores)
+            if away := [arm for arm in scores[0] if arm not in both]:
+                lost |= {f"{name}, {other}: {', '.join(away)} left out, not asked both.": None}
             row = [name, other, f"{label} ({len(at)})", grader, len(x), *[""] * 4]
             if len(x) > 2 and not math.isnan(rho := spearman(x, y)):
                 p, how = permutation_p(x, y)
@@ -849,6 +868,7 @@ def reversal_table(runs, data):
         "code and a prior are no independent sample: read p as a description.",
     ]
     notes += [] if data.kinds() else [f"not split by kind: {NO_KIND}"]
+    notes += lost
     if not transfer:
         notes.insert(0, f"no {NO_TRANSFER}: every set against every other.")
     if len(rows) == 1:
@@ -870,11 +890,12 @@ def composition_table(runs, data):
         less = lambda mine, chance=chance: points((mine - chance).sum() / (1 - chance).sum()) if len(mine) else ""
         for who, mine in (guesses | {"random": chance}).items() if listed else ():
             rows.append([name, who, points(mine.sum() / len(at)), points(mine.mean()), less(mine), "0.0", ""])
-        for i, run in enumerate(data.runs):
-            asked = [data.items[k] for k in some if np.isfinite(data.right[i, k])]
-            bare = mean(run["name"] in item["bare_letter"].split() for item in asked if "bare_letter" in item)
-            mine = [points(data.right[i, part].mean()) if len(part) else "" for part in (at, some, rest)]
-            rows.append([name, run["name"], *mine[:2], less(data.right[i, listed]), mine[2], percent(bare)])
+        said = [item["bare_letter"].split() for item in (data.items[i] for i in some) if "bare_letter" in item]
+        for who, seeds in data.lines(at):
+            mine, names = data.right[seeds].mean(0), [data.runs[i]["name"] for i in seeds]
+            whole, choice, others = (points(mine[part].mean()) if len(part) else "" for part in (at, some, rest))
+            bare = mean(one in bare for one in names for bare in said)
+            rows.append([name, who, whole, choice, less(mine[listed]), others, percent(bare)])
         if not data.kinds():
             continue
         counts = "".join(f", {sizes.count(k)} with {k} options" for k in sorted(set(sizes)))
@@ -898,30 +919,29 @@ def audit_table(runs, data):
     graded = {"strict": by_rule(data, strict), "lenient": by_rule(data, lenient)}
     silent = by_rule(data, unparsed)
     for name, at in data.sets().items():
-        judge = data.right[:, at]
-        asked = [i for i in range(len(judge)) if np.isfinite(judge[i]).all()]
-        for i in asked:
-            row = [name, data.runs[i]["name"], points(judge[i].mean())]
+        for who, seeds in data.lines(at):
+            judge, count = data.right[seeds][:, at], lambda x: f"{round(x.sum(1).mean(), 1):g}"
+            row = [name, who, points(judge.mean())]
             for label, right in graded.items():
-                mine = right[i, at]
-                row += [points(mine.mean()), f"{100 * (mine - judge[i]).mean():+.1f}", int((judge[i] > mine).sum())]
-                row += [int((mine > judge[i]).sum()), *["up to 30"] * (label == "strict")]
-            rows.append([*row, points(silent[i, at].mean())])
+                mine = right[seeds][:, at]
+                row += [points(mine.mean()), f"{100 * (mine - judge).mean():+.1f}", count(judge > mine)]
+                row += [count(mine > judge), *["up to 30"] * (label == "strict")]
+            rows.append([*row, points(silent[seeds][:, at].mean())])
         for label, right in graded.items():
-            a, b = judge.mean(1), right[:, at].mean(1)
-            pairs = list(itertools.combinations(asked, 2))
-            flips = sum((a[i] - a[j]) * (b[i] - b[j]) < 0 for i, j in pairs)
+            scores = [data.score(at, which, base=False) for which in (right, data.right)]
+            rule, judge = ({arm: round(x, 12) for arm, x in score.items() if not math.isnan(x)} for score in scores)
+            pairs = list(itertools.combinations(judge, 2))
+            flips = sum((judge[x] - judge[y]) * (rule[x] - rule[y]) < 0 for x, y in pairs)
             if pairs:
-                best, worst = (
-                    [data.runs[f(asked, key=lambda i, x=x: x[i])]["name"] for x in (b, a)] for f in (max, min)
-                )
+                best, worst = ([end(score, key=score.get) for score in (rule, judge)] for end in (max, min))
                 notes.append(
-                    f"{name}, {label} against judge: {flips} of {len(pairs)} pairs of runs change order; first "
+                    f"{name}, {label} against judge: {flips} of {len(pairs)} pairs of arms change order; first "
                     f"{best[0]} (judge: {best[1]}), last {worst[0]} (judge: {worst[1]})."
                 )
     notes += [
         "strict: the <answer> tag, else the whole output, is the gold letter or the reference to the sign; lenient: "
-        "the training reward's grader. wronged: right by the judge alone; favoured: by the rule alone.",
+        "the training reward's grader. wronged: right by the judge alone; favoured: by the rule alone; of a mean, a "
+        "seed. Pairs of arms are without the base, each the mean of its seeds.",
         "paper: a heuristic extractor penalised arms by up to 30 points, unequally, and turned the ranking round.",
     ]
     if data.source.startswith("rule"):
@@ -1080,7 +1100,7 @@ def draw_transfer(plt, runs, data):
         spots = {arm: np.array([score[arm] for score in scores]) for arm in arms}
         spots = {arm: spot for arm, spot in spots.items() if np.isfinite(spot).all()}
         for arm, spot in spots.items():
-            x, y = (100 * data.error(arms[arm], at) for at in pair)
+            x, y = (100 * data.error(data.asked(arms[arm], at), at) for at in pair)
             look = dict(color=style(arm)["color"], ecolor="0.85", elinewidth=0.6)
             axis.errorbar(*100 * spot, y, x, fmt="o", ms=4, **look)
         axis.set(xlabel=f"{name}, % right", ylabel=f"{data.transfer()}, % right")

@@ -288,6 +288,12 @@ def test_intervals_and_errors_allow_for_questions_of_one_program():
     p = right.mean()
     assert data.error([0], data.sets()["old"]) == pytest.approx(math.sqrt(p * (1 - p) / 400))
     assert data.error([0], data.sets()["sparse"]) == pytest.approx(stats.sem(means))
+    arms = {f"grpo-s{seed}": {"old": (draw.random(400) < 0.5).astype(int)} for seed in range(3)}
+    data = outcomes({"old": 400}, arms)
+    expected = stats.sem(
+        np.mean([x["old"] for x in arms.values()], axis=0), ddof=0
+    )  # over questions, not p (1 - p) / n
+    assert data.error([0, 1, 2], data.sets()["old"]) == pytest.approx(expected) and expected < 0.018
 
 
 # ---- published outcomes
@@ -829,18 +835,49 @@ def test_composition_is_the_same_from_a_saved_file():
 
 
 def test_audit_shows_a_rule_that_turns_the_ranking_round():
-    for arm, said in SAID.items():
-        write_choices(arm, said)
-    write_verdicts(**{"base-s0": {"old0", "old4"}, "grpo-s0": {"old0", "old1", "old2", "old4"}})
+    for arm, like in (("opd", "base"), ("grpo", "grpo"), ("base", "grpo")):
+        write_choices(arm, SAID[like])
+    write_verdicts(**{"base-s0": {"old0"}, "grpo-s0": {"old0", "old1", "old2", "old4"}, "opd-s0": {"old0", "old4"}})
     title, rows, notes = table("audit")
     assert title == "Rule graders against the judge, % and points (judge: model)"
-    base, grpo = (list(find(rows, set="old", run=f"{arm}-s0").values())[2:] for arm in ("base", "grpo"))
-    # strict: base's B, B and 7 are right, of grpo's only C is; lenient: grpo's four
-    assert base == ["40.0", "60.0", "+20.0", 0, 1, "up to 30", "60.0", "+20.0", 0, 1, "0.0"]
-    assert grpo == ["80.0", "20.0", "-60.0", 3, 0, "up to 30", "80.0", "+0.0", 0, 0, "20.0"]
-    order = "first base-s0 (judge: grpo-s0), last grpo-s0 (judge: base-s0)"
-    assert f"old, strict against judge: 1 of 1 pairs of runs change order; {order}." in notes
+    opd, grpo = (list(find(rows, set="old", run=f"{arm}-s0").values())[2:] for arm in ("opd", "grpo"))
+    # strict: opd's B, B and 7 are right, of grpo's only C is; lenient: grpo's four
+    assert opd == ["40.0", "60.0", "+20.0", "0", "1", "up to 30", "60.0", "+20.0", "0", "1", "0.0"]
+    assert grpo == ["80.0", "20.0", "-60.0", "3", "0", "up to 30", "80.0", "+0.0", "0", "0", "20.0"]
+    order = "first opd (judge: grpo), last grpo (judge: opd)"
+    assert f"old, strict against judge: 1 of 1 pairs of arms change order; {order}." in notes  # the base is none
     assert any(note.startswith("old, lenient against judge: 0 of 1 pairs") for note in notes)
+
+
+def test_audit_and_composition_rank_and_show_arms_by_the_mean_of_their_seeds():
+    said = {"opd": [SAID["base"], SAID["grpo"]], "grpo": [SAID["grpo"], SAID["grpo"]]}
+    by_rule([write_choices(arm, x, seed) for arm, seeds in said.items() for seed, x in enumerate(seeds)])
+    _, rows, notes = table("audit")
+    assert [row[1] for row in rows if row[0] == "old"] == ["grpo-s0", "grpo-s1", "grpo, mean of 2", "opd-s0", "opd-s1",
+                                                           "opd, mean of 2"]  # fmt: skip
+    mean = list(find(rows, set="old", run="opd, mean of 2").values())[2:]
+    assert mean == ["70.0", "40.0", "-30.0", "1.5", "0", "up to 30", "70.0", "+0.0", "0", "0", "10.0"]
+    assert any(note.startswith("old, strict against judge: 1 of 1 pairs of arms") for note in notes)
+    mean = list(find(table("composition")[1], set="old", who="opd, mean of 2").values())[2:]
+    chance = (3 / 4 + 1 / 3) / 4  # two and three of four right, all and one of four bare letters
+    assert mean == ["70.0", "62.5", f"{100 * (2.5 - 4 * chance) / (4 - 4 * chance):.1f}", "100.0", "62.5"]
+
+
+def test_a_seed_that_was_not_asked_a_set_is_told_and_the_others_stand():
+    asked, some = {"sparse": [0], "cross": [1, 2]}, {"sparse": [3]}
+    runs = [write_run("grpo", 0, right=asked), write_run("grpo", 1, right=some), write_run("hintonly", 0, right=asked)]
+    by_rule(runs + [write_run("stack", 0, right=some), write_run("vapohl", 1, right=asked), write_run("vapo", 2)])
+    data = analyze.judged(analyze.load(Path("runs")), Path("runs/verdicts.jsonl"))
+    scores = data.score(data.sets()["cross"])
+    assert scores["grpo"] == 0.2 and math.isnan(scores["stack"])
+    assert find(table("main")[1], run="grpo, mean")["cross (n = 10)"] == "20.0 (1 seed)"
+    of = lambda k: next(row for row in table("methods")[1] if row[0].startswith(k) and row[1] == "cross")
+    assert of("2")[2:4] == ["hintonly - grpo", "+0.0"] and of("4")[2:4] == ["no seed in common", ""]
+    notes = table("reversal")[2]
+    assert "sparse, cross: stack left out, not asked both." in notes
+    assert sum("left out" in note for note in notes) == 1
+    lone = analyze.seed_mean(np.array([0.1, 0.3, math.nan]))
+    assert lone.startswith("20.0 +- ") and lone.endswith(" (2 seeds)")
 
 
 def test_hacking_recomputes_by_hand():
