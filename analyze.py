@@ -48,6 +48,7 @@ from judge import (
     VERDICTS,
     eval_paths,
     extract,
+    file_path,
     grade,
     letters,
     need,
@@ -56,6 +57,7 @@ from judge import (
     read_config,
     read_jsonl,
     read_verdicts,
+    some,
 )
 
 need("numpy", "scipy", "tqdm")
@@ -142,7 +144,7 @@ def load(runs):
         )
     if not loaded:
         raise SystemExit(f"{runs} holds no run folder: train an arm first, or name another folder with --runs.")
-    return sorted(loaded, key=lambda run: (place(run), run["arm"], run["seed"]))
+    return in_order(loaded)
 
 
 def load_results(folder):
@@ -157,7 +159,19 @@ def load_results(folder):
     for run in loaded:
         if calibration := run.pop("calibration", None):  # summed over the steps
             run["metrics"][-1]["calibration"] = calibration
-    return sorted(loaded, key=lambda run: (place(run), run["arm"], run["seed"]))
+    return in_order(loaded)
+
+
+def in_order(loaded):
+    """Runs by arm as in the paper, then by seed. Stops with a sentence where two are one arm of one seed."""
+    loaded, first = sorted(loaded, key=lambda run: (place(run), run["arm"], run["seed"])), {}
+    for run in loaded:
+        if (other := first.setdefault((run["arm"], run["seed"]), run)) is not run:
+            raise SystemExit(
+                f"{other['dir']} and {run['dir']} are both {run['arm']} of seed {run['seed']}: move one of them to "
+                "another folder, or give its config.json a name of its own."
+            )
+    return loaded
 
 
 def place(run):
@@ -196,6 +210,10 @@ class Outcomes:
         names = dict.fromkeys(run["arm"] for run in self.runs if base or run["arm"] != "base")
         return {arm: [i for i, run in enumerate(self.runs) if run["arm"] == arm] for arm in names}
 
+    def ours(self):
+        """Whether any run is of an arm of the paper."""
+        return any(run["arm"] in PAPER_DYNAMATH for run in self.runs)
+
     def transfer(self):
         return next((name for name in ("dynamath", "cross") if name in self.column("set")), None)
 
@@ -204,6 +222,8 @@ class Outcomes:
         column = self.column("set")
         found = {name: np.flatnonzero(column == name) for name in dict.fromkeys(column)}
         if {"old", "sparse"} <= found.keys():
+            if "combined" in found:
+                raise SystemExit("A set is called combined, as old and sparse together are here: rename that set.")
             found["combined"] = np.concatenate([found["old"], found["sparse"]])
         return {name: found[name] for name in ["old", "sparse", "combined", self.transfer(), *found] if name in found}
 
@@ -281,8 +301,9 @@ def judged(runs, path):
     """Verdicts joined with those runs that are finished -> Outcomes. Stops with a sentence where one is missing."""
     judge, verdicts = read_verdicts(path)
     done = [run for run in runs if (run["dir"] / "outputs.jsonl").exists()]
-    steps = lambda run: f"step {len(run['metrics'])} of {run['args'].get('steps')}"
-    names = [f"{run['name']} is unfinished ({steps(run)})" for run in runs if run not in done]
+    gone = lambda run: (len(run["metrics"]), run["args"].get("steps"))
+    told = lambda n, of: "trained, not evaluated" if n == of else f"step {n} of {of}"
+    names = [f"{run['name']} is unfinished ({told(*gone(run))})" for run in runs if run not in done]
     notes = [f"left out: {', '.join(names)}; the command that began a run resumes it."] if names else []
     if not done:
         raise SystemExit(f"There is nothing to compare: {', '.join(names)}. The command that began a run resumes it.")
@@ -305,15 +326,15 @@ def judged(runs, path):
             else:
                 unjudged.append(f"{answer['set']}/{answer['id']}")
         if unjudged:
-            some = f": {' '.join(unjudged[:3])}{' ...' * (len(unjudged) > 3)}" if len(unjudged) < len(mine) else ""
-            missing.append(f"{done[r]['name']} {len(unjudged)} of {len(mine)}{some}")
+            few = f" (of these {some(unjudged, 3)})" if len(unjudged) < len(mine) else ""
+            missing.append(f"{done[r]['name']} {len(unjudged)} of {len(mine)}{few}")
     if missing:
         home, model = runs[0]["dir"].parent, (judge or "").rpartition(", prompt ")[0]
         options = f" --model {model} --address ADDRESS" if model else " --judge rule"
         options += "" if path == home / VERDICTS else f" --verdicts {path}"
         other = " with the address and --extra of before" if model else "" if judge else ", or with a --model"
         command = f"python judge.py {home}/*{options}"
-        raise SystemExit(f"verdicts are missing ({', '.join(missing)}): run `{command}`{other}.")
+        raise SystemExit(f"verdicts are missing: run `{command}`{other}. Without one: {some(missing)}.")
     return Outcomes(by_judge(judge), done, rows, right, output, notes, path)
 
 
@@ -348,7 +369,7 @@ def read_outcomes(path, arms=()):
             number, odd = next((i, x) for i, x in enumerate(columns[name], 2) if x not in ("0", "1"))
             raise SystemExit(
                 f"{path}, row {number}: the column {name!r} holds {odd!r}. An arm is 0 or 1 in every row and an "
-                "attribute never both: write all its cells so, or name the arms with --arms."
+                "attribute never both: remove the row or fill in 0 or 1, or name the arms with --arms."
             )
     if not (runs and lines):
         raise SystemExit(f"{path} has no arm: no column but attributes (see --help) holds 0 and 1 alone.")
@@ -356,6 +377,7 @@ def read_outcomes(path, arms=()):
         raise SystemExit(f"{path} has two columns for one run or attribute ({', '.join(header)}): rename one.")
     runs.sort(key=place)  # stable: other arms keep the order of the file
     right = np.array([[float(cell) for cell in columns[run["name"]]] for run in runs])
+    columns |= {"set": [cell or "no set" for cell in columns["set"]]} if "set" in columns else {}
     others = [name for name in columns if name not in {run["name"] for run in runs}]
     items = [{"set": path.stem, "id": i} | {name: columns[name][i] for name in others} for i in range(len(lines))]
     judges = sorted(set(columns.get("judge", [""])))
@@ -364,9 +386,13 @@ def read_outcomes(path, arms=()):
                          "different judges are not comparable, put each into a file of its own.")  # fmt: skip
     source = f"outcomes of {path.name}" + (f", {by_judge(judges[0])}" if judges[0] else "")
     names = [", ".join(run["name"] for run in runs), ", ".join(others) or "none"]
-    notes = [f"{path}: {len(runs)} columns are arms ({names[0]}), the others attributes ({names[1]})."]
+    notes = [f"{path}: read as arms: {names[0]} ({len(runs)}); as attributes: {names[1]}."]
     notes[0] += "" if arms else " --arms names the arms where this is not so."
-    return Outcomes(source, runs, items, right, notes=notes)
+    data = Outcomes(source, runs, items, right, notes=notes)
+    notes += (
+        [] if data.ours() else ["none of the paper's arms is in the file, so nothing of the paper is set beside it."]
+    )
+    return data
 
 
 def write_outcomes(data, path):
@@ -578,6 +604,7 @@ def sparsity_table(runs, path):
     notes = ["paper: rollouts of its base model that are right, and GRPO groups all wrong at the start, on its pool."]
     pools = dict.fromkeys(run["args"]["pool"] for run in runs if run["args"].get("pool"))
     before = [note for pool in pools if (note := precondition_note(pool))]
+    held = []
     for run in [run for run in runs if run["metrics"] or not before]:  # beside a pool lie folders of no training
         metrics, group = run["metrics"], run["args"]["group"]
         share = lambda field, steps: percent(mean(column(steps, field)))
@@ -590,11 +617,17 @@ def sparsity_table(runs, path):
         rows.append(row + ["" if length is None else f"{length:.1f}"])
         for when, steps in ((start, first), (end, last)) if metrics else ():
             found, floor, slack = all_wrong_floor(steps, group, run["args"]["problems"])
-            notes.append(
-                f"{run['name']}, {when} steps: all wrong {percent(found)} >= (1 - reward)^{group} = {percent(floor)} "
-                + ("holds" if found >= floor - slack else "FAILS, rewards or groups are miscounted")
-                + f" (up to {percent(slack)} of sampling noise)."
-            )
+            held.append(found >= floor - slack)
+            if not held[-1]:
+                notes.append(
+                    f"{run['name']}, {when} steps: all wrong {percent(found)} >= (1 - reward)^{group} = "
+                    f"{percent(floor)} FAILS by more than noise ({percent(slack)}): rewards or groups are miscounted."
+                )
+    if held:
+        notes.append(
+            "all wrong >= (1 - reward)^G, the least that independent rollouts allow, but for sampling noise of three "
+            f"standard errors: holds in {sum(held)} of {len(held)} starts and ends of runs."
+        )
     return "Sparsity of the reward in training, %", rows, notes + before
 
 
@@ -605,7 +638,9 @@ def gates_table(runs, path):
         for gate in run["gates"]:
             value = f"{gate['value']:.4g}" if isinstance(gate["value"], float) else gate["value"]
             rows.append([run["name"], gate["name"], value, gate["verdict"], gate["text"].split("\n")[0]])
-    return "Gates", rows, [f"{run['name']}: no gates on record." for run in runs if not run["gates"]]
+    without = [run["name"] for run in runs if not run["gates"]]
+    notes = [f"no gates on record, as these are off or were not reached: {', '.join(without)}."] if without else []
+    return "Gates", rows, notes
 
 
 def dynamics_table(runs, data):
@@ -623,12 +658,18 @@ def dynamics_table(runs, data):
     notes = [
         "paper, earlier rounds, whose pool was easier: groups all wrong 77 % at the start, about 30 % in training."
     ]
+    if len(rows) == 1:
+        notes = [f"no run has a step of training on record: {some([run['name'] for run in runs])}."]
     return "Training dynamics, % of rollouts or groups; length in tokens", rows, notes
 
 
 def points(share):
     """A share in %, empty where it is nan."""
     return percent(None if math.isnan(share) else share)
+
+
+def bounded(share, low, high):
+    return "" if math.isnan(share) else f"{points(share)} [{points(low)}, {points(high)}]"
 
 
 def p_value(p):
@@ -679,32 +720,38 @@ def main_table(runs, data):
     rows = [[*header, "delivered", "paper: delivered", "paper: DynaMath"]]
     notes = [
         "[low, high]: Wilson's 95 % interval over questions, +-: Student's over seeds; neither holds both.",
-        f"paper: LLM judge, one seed; {SIX} for its six effective arms (by our reading), {FIVE} for the others.",
-        "delivered: better than grpo of the same seed on the combined and on the transfer set, each at p < 0.05 by "
-        "exact McNemar, by program where questions share one; the mean, paired by seed. paper: whose prior reached the "
-        "policy, in its words.",
     ]
+    notes += (
+        []
+        if not data.ours()
+        else [
+            f"paper: LLM judge, one seed; {SIX} for its six effective arms (by our reading), {FIVE} for the others.",
+            "delivered: better than grpo of the same seed on the combined and on the transfer set, each at p < 0.05 by "
+            "exact McNemar, by program where questions share one; the mean, paired by seed. paper: whose prior reached "
+            "the policy, in its words.",
+        ]
+    )
     if drawn:
         notes.append(
             f"{', '.join(drawn)}: variants of one program (seed_id) are not independent, so intervals and p are by "
             "program: Wilson's over the effective number of questions, and Student's. worst case: share of programs "
-            "all of whose variants are right."
+            "all of whose variants are right, with Wilson's over programs."
         )
     base = next((i for i, run in enumerate(data.runs) if run["arm"] == "base"), None)
-    if base is None:
+    if base is None and data.ours():
         notes.append("no run of the base model, so no McNemar test: `torchrun grpo.py --name base --steps 0`.")
     for i, run in enumerate(data.runs):
         cells, tests, seeds = [], [], data.arms()[run["arm"]]
         for name, at in sets.items():
             mine = data.right[i, at]
-            low, high = interval(mine, drawn.get(name))
-            cells.append("" if math.isnan(low) else f"{points(mine.mean())} [{points(low)}, {points(high)}]")
+            cells.append(bounded(mine.mean(), *interval(mine, drawn.get(name))))
             if base not in (None, i) and (found := compare(data, i, base, at)):
                 won, lost, _, p, _ = found
                 tests.append(f"{name} p = {p_value(p)}{' by program' * (name in drawn)} ({won} won, {lost} lost)")
         for name, ids in drawn.items():
             mine = data.right[i, sets[name]]
-            cells.append(points(np.mean([mine[ids == id].min() for id in set(ids)])))
+            worst = np.array([mine[ids == id].min() for id in set(ids)])
+            cells.append(bounded(worst.mean(), *wilson(worst.sum(), len(worst))))
         paper = PAPER_DYNAMATH.get(run["arm"], "")
         told = [PAPER_LOST.get(run["arm"], "yes" if paper == SIX else ""), paper]
         rows.append([run["name"], run["seed"], *cells, delivered(data, run["arm"], run["seed"]), *told])
@@ -784,7 +831,7 @@ def methods_table(runs, data):
     rows, sets = [["statement", "set", "contrast", "difference", "95 %", "p", "seeds", "paper"]], data.sets()
     goals = ["combined", data.transfer()]
     names = [name for name in goals if name in sets] or list(sets)
-    for (statement, left, low, right, high, *paper), name in itertools.product(METHODS, names):
+    for (statement, left, low, right, high, *paper), name in itertools.product(METHODS if data.ours() else [], names):
         score = {arm: x for arm, x in data.score(sets[name]).items() if not math.isnan(x)}
         absent = [arm for arm in left + right if arm not in score]
         end = lambda group, of, score=score: [of((x for x in group if x in score), key=score.get, default="")]
@@ -809,6 +856,7 @@ def methods_table(runs, data):
         "paper: read off its abstract and introduction (its section 5 was not at hand): points, or DynaMath accuracy.",
         "4 is the clean contrast of critics: vapo differs from grpo in more than its critic.",
     ]
+    notes = notes if data.ours() else []
     return f"Contrasts of methods ({data.source})", rows, notes + data.notes
 
 
@@ -867,7 +915,7 @@ def reversal_table(runs, data):
         f"p: two-sided; exact over all orders up to 11 arms, else by {DRAWS:,} random ones, seed 0. Arms that share "
         "code and a prior are no independent sample: read p as a description.",
     ]
-    notes += [] if data.kinds() else [f"not split by kind: {NO_KIND}"]
+    notes += [] if data.kinds() else [NO_KIND]
     notes += lost
     if not transfer:
         notes.insert(0, f"no {NO_TRANSFER}: every set against every other.")
@@ -907,8 +955,8 @@ def composition_table(runs, data):
     notes += [
         "always B, random, shortest (the first of the shortest option texts): guesses; the base is a run.",
         "less chance: sum (right - 1/k) / sum (1 - 1/k) over questions of k listed options, 0 for random guesses.",
-        "paper: on the multiple choice of old-319 all its arms are near 25 %.",
     ]
+    notes += ["paper: on the multiple choice of old-319 all its arms are near 25 %."] if data.ours() else []
     return f"Composition of the sets, % ({data.source})", rows, notes + data.notes
 
 
@@ -1019,6 +1067,9 @@ def grid(rows):
 
 
 def markdown(title, rows, notes):
+    """A table as Markdown, less the columns that are empty throughout."""
+    filled = [cells for cells in zip(*rows, strict=True) if len(rows) == 1 or any(str(x) for x in cells[1:])]
+    rows = [*zip(*filled, strict=True)]
     return "\n".join([f"### {title}", "", *grid(rows), "", *(f"- {note}" for note in notes)]) + "\n"
 
 
@@ -1108,6 +1159,7 @@ def draw_transfer(plt, runs, data):
         if len(x) > 2 and not math.isnan(rho := spearman(x, y)):
             axis.set_title(f"Spearman {rho:+.2f} over {len(x)} arms, p = {p_value(permutation_p(x, y)[0])}", fontsize=8)
         marked.append((axis, {arm: 100 * spot for arm, spot in spots.items()}))
+    figure.suptitle(data.source, fontsize=6)
     figure.canvas.draw()  # now the axes are where they stay
     for axis, spots in marked:
         label_points(axis, spots)
@@ -1116,7 +1168,7 @@ def draw_transfer(plt, runs, data):
 
 def label_points(axis, spots):
     """Writes each name by its point, at the nearest of the places tried that covers no point and no other name."""
-    taken, dots = [], axis.transData.transform([*spots.values()])
+    taken, dots, size = [], axis.transData.transform([*spots.values()]), 2.5 * axis.figure.dpi / 72  # a dot's radius
     places = [(reach, math.radians(turn)) for reach in (6, 10, 15, 21, 28, 36, 45) for turn in range(0, 360, 30)]
     for name, spot in spots.items():
         look, clash = dict(textcoords="offset points", va="center", color=style(name)["color"]), {}
@@ -1130,7 +1182,9 @@ def label_points(axis, spots):
             put(*place_)
             box = text.get_window_extent()
             outside = sum(not axis.bbox.contains(*corner) for corner in (box.min, box.max))
-            clash[place_] = outside + sum(box.overlaps(x) for x in taken) + sum(box.contains(*dot) for dot in dots)
+            clash[place_] = (
+                outside + sum(box.overlaps(x) for x in taken) + sum(box.padded(size).contains(*dot) for dot in dots)
+            )
             if not clash[place_]:
                 break
         best = min(clash, key=clash.get)
@@ -1175,11 +1229,11 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="*", help=f"{', '.join(TABLES)}; none is all")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of run folders")
-    parser.add_argument("--verdicts", type=Path, help=f"{VERDICTS} in that folder, unless given")
-    parser.add_argument("--outcomes", type=Path, metavar="FILE", help="a CSV of outcomes, instead of runs")
+    parser.add_argument("--verdicts", type=file_path, help=f"{VERDICTS} in that folder, unless given")
+    parser.add_argument("--outcomes", type=file_path, metavar="FILE", help="a CSV of outcomes, instead of runs")
     parser.add_argument("--arms", default="", metavar="A,B,...", help="those of its columns that are arms")
     parser.add_argument("--by", metavar="ATTRIBUTE", help="slice the questions by this, not by evaluation set")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the outcomes as a CSV")
+    parser.add_argument("--save", type=file_path, metavar="FILE", help="write the outcomes as a CSV")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw into this folder")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.table if name not in TABLES]:

@@ -88,15 +88,29 @@ def read_jsonl(path, torn=False):
     """All rows of a JSONL file; a broken line is an error that names it. `torn`: a last line without its line break is
     what a killed writer left, and no row."""
     rows = []
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            if torn and not line.endswith("\n"):
+            if torn and not line.endswith(b"\n"):
                 break
             try:
-                rows.append(json.loads(line))
+                rows.append(json.loads(line.decode()))
             except json.JSONDecodeError as error:
                 raise SystemExit(f"{path}, line {number} is not JSON ({error.msg}): repair or remove it.") from None
+            except UnicodeDecodeError:
+                raise SystemExit(f"{path}, line {number} is not UTF-8: save the file as UTF-8.") from None
     return rows
+
+
+def file_path(text):
+    """An option that names a file -> Path. Stops with a sentence where it is a folder."""
+    if Path(text).is_dir():
+        raise SystemExit(f"{text} is a folder, where a file is asked for: name one in it.")
+    return Path(text)
+
+
+def some(names, most=5):
+    """Names for a sentence, such as `a, b, c, d, e and 29 more`."""
+    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
 
 
 def letters(choices):
@@ -572,6 +586,10 @@ STREAK = 10  # outputs in a row without a verdict, or as many as there are worke
 REPEATS = 20  # every 20th item is asked twice
 TRUSTED = 0.9  # share of canaries that has to be judged right
 
+NEARBY = (  # hosts that a key may go to unencrypted: this machine and private networks (RFC 1918, RFC 4193)
+    r"localhost|(?:127|10|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.[\d.]+|::1|f[cd][\da-f]{2}:[\da-f:]+"
+)
+
 REFUSED = {  # by statuses that no repetition cures
     **dict.fromkeys((301, 302, 303, 307, 308), "it redirects; give the address that it leads to as --address"),
     **dict.fromkeys((401, 403), "the key is missing, wrong or not for this model"),
@@ -645,6 +663,13 @@ class Failed(Exception):
         self.wait = wait
 
 
+def extra_fields(text):
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SystemExit(f"--extra {text} is not JSON ({error.msg}).") from None
+
+
 def endpoint(args, rule="The alternative without a model is --judge rule, which the tables name in their titles."):
     """Options and environment -> Api. Stops with a sentence where something is missing or would give the key away."""
     if not (args.model and args.address):
@@ -660,8 +685,11 @@ def endpoint(args, rule="The alternative without a model is --judge rule, which 
         raise SystemExit(f"The key in {args.key_env} holds a blank, a line break or another sign that no key has.")
     if address.startswith("https:") and not key and not args.dry_run:
         raise SystemExit(f"{address} needs a key: put it into the environment as {args.key_env}. {rule}")
-    if key and address.startswith("http:") and urlsplit(address).hostname not in ("localhost", "127.0.0.1", "::1"):
-        print(f"{address} is not encrypted: whoever sees the traffic sees the key in {args.key_env}.")
+    if key and address.startswith("http:") and not re.fullmatch(NEARBY, urlsplit(address).hostname):
+        raise SystemExit(
+            f"{address} is not encrypted, so whoever sees the traffic would see the key in {args.key_env}: give an "
+            "https address, an address of your own network by its number, or no key, by --key-env NONE."
+        )
     if not isinstance(args.extra, dict):
         raise SystemExit("""--extra is a JSON object, such as '{"thinking": {"type": "disabled"}}'.""")
     settings = {name: value for name, value in (SETTINGS | args.extra).items() if value is not None}
@@ -926,13 +954,15 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="run folders; what else is named is skipped")
     parser.add_argument("--judge", choices=["rule", "api"], default="api", help="api, unless rule is asked for")
-    parser.add_argument("--verdicts", type=Path, help=f"{VERDICTS} beside the first run, unless given")
+    parser.add_argument("--verdicts", type=file_path, help=f"{VERDICTS} beside the first run, unless given")
     parser.add_argument("--seed", type=int, default=0, help="order of the queue")
     parser.add_argument("--limit", type=int, help="outputs judged this time, at most")
-    parser.add_argument("--model", default=os.environ.get("JUDGE_MODEL"), help="or JUDGE_MODEL")
-    parser.add_argument("--address", default=os.environ.get("JUDGE_ADDRESS"), help="or JUDGE_ADDRESS")
+    parser.add_argument("--model", help="or JUDGE_MODEL")
+    parser.add_argument("--address", help="or JUDGE_ADDRESS")
     parser.add_argument("--key-env", default="JUDGE_KEY", help="the environment variable with the key")
-    parser.add_argument("--extra", type=json.loads, default={}, help="JSON, more fields of a request; null removes one")
+    parser.add_argument(
+        "--extra", type=extra_fields, default={}, help="JSON, more fields of a request; null removes one"
+    )
     parser.add_argument("--workers", type=int, default=16, help="calls at a time")
     parser.add_argument("--deadline", type=float, default=180.0, help="seconds for one call")
     parser.add_argument("--price", type=float, nargs=2, metavar=("IN", "OUT"), help="per million tokens, for --dry-run")
@@ -940,6 +970,10 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.workers < 1 or args.deadline <= 0 or (args.limit is not None and args.limit < 1):
         raise SystemExit("--workers, --deadline and --limit are above zero.")
+    if args.judge == "rule" and (args.model or args.address):
+        raise SystemExit("The rule judge asks no model: leave out --judge rule, or --model and --address.")
+    args.model = args.model or os.environ.get("JUDGE_MODEL")
+    args.address = args.address or os.environ.get("JUDGE_ADDRESS")
 
     runs = [path for path in args.runs if (path / "config.json").exists()]  # runs/* names other things as well
     if not runs:
@@ -989,7 +1023,12 @@ def main(argv=None):
             "command asks for them again; until then analyze.py has no accuracy."
         )
     if after < len(items):
-        print(f"{len(items) - after} are left: the same command goes on.")
+        print(f"{len(items) - after} are left: the same command goes on. Verdicts: {args.verdicts}.")
+        return
+    named = {run.resolve() for run in runs}
+    beside = [path.parent.name for path in sorted(home.glob("*/outputs.jsonl")) if path.parent.resolve() not in named]
+    if beside:
+        print(f"Not named were {some(beside)} in {home}, and a table wants verdicts on all of its runs.")
     command = ["python", "analyze.py", *["--runs", str(home)] * (home != Path("runs"))]
     command += ["--verdicts", str(args.verdicts)] * (args.verdicts != home / VERDICTS)
     print(f"Verdicts: {args.verdicts}. Next: {shlex.join(command)}")

@@ -321,7 +321,9 @@ def test_published_dynamath_outcomes_give_the_published_accuracies(published):
         t_low, t_high = stats.t.interval(0.95, 500, means.mean(), stats.sem(means))
         assert (low, high) == pytest.approx((100 * t_low, 100 * t_high), abs=0.25)
         assert high - low > 1.7 * 100 * np.subtract(*analyze.wilson(right.sum(), 5010)[::-1])
-        assert row["dynamath_results, worst case (n = 501)"] == str(worst)
+        share, *bounds = row["dynamath_results, worst case (n = 501)"].split()
+        whole = binomtest(round(worst * 5.01), 501).proportion_ci(method="wilson")
+        assert share == str(worst) and bounds == [f"[{100 * whole.low:.1f},", f"{100 * whole.high:.1f}]"]
     rows = table("composition", published)[1]
     assert find(rows, who="Qwen2-7B")["multiple choice"] == "60.4"
 
@@ -396,9 +398,11 @@ def test_sparsity_says_whether_the_all_wrong_share_is_possible():
     write_run("grpo", metrics=steps(20, reward=0.055, all_wrong=0.9))
     write_run("vapo", metrics=steps(20, reward=0.055, all_wrong=lambda i: 0.9 if i < 10 else 0.2))
     notes = table("sparsity")[2]
-    assert sum("FAILS" in note for note in notes) == 1 and sum(" holds " in note for note in notes) == 3
+    assert len(notes) == 3 and notes[2].endswith(": holds in 3 of 4 starts and ends of runs.")
     failed = next(note for note in notes if "FAILS" in note)
     assert failed.startswith("vapo-s0, last 10 steps: all wrong 20.0 >= (1 - reward)^8 = 63.6 FAILS")  # 0.945 ** 8
+    write_run("vapo", metrics=steps(20, reward=0.055, all_wrong=0.9))
+    assert len(table("sparsity")[2]) == 2 and "holds in 4 of 4" in table("sparsity")[2][1]  # one line, not one a run
 
 
 # ---- gates
@@ -413,7 +417,7 @@ def test_gates_lists_every_gate_and_names_the_runs_without():
         ["grpo-s0", "sampling", "0.9877", "pass", "a | b"],
         ["grpo-s0", "saved", "", "skip", "not asked"],
     ]
-    assert notes == ["base-s0: no gates on record."]
+    assert notes == ["no gates on record, as these are off or were not reached: base-s0."]
     assert r"a \| b" in analyze.markdown(title, rows, notes)
 
 
@@ -515,7 +519,9 @@ def test_the_worst_case_is_by_program_and_so_is_the_test():
     program = {"dynamath": [f"q{i // 5}" for i in range(40)]}
     grpo, stack = [0] * 40, [1] * 12 + [0] * 28  # programs 0 and 1 whole, 2 of 5 of program 2
     data = outcomes({"dynamath": 40}, {"grpo": {"dynamath": grpo}, "stack": {"dynamath": stack}}, seed_id=program)
-    assert find(table("main", data)[1], run="stack")["dynamath, worst case (n = 8)"] == "25.0"
+    assert find(table("main", data)[1], run="stack")["dynamath, worst case (n = 8)"] == (
+        "25.0 [{:.1f}, {:.1f}]".format(*(100 * x for x in binomtest(2, 8).proportion_ci(method="wilson")))
+    )
     row = find(table("pairs", data)[1], pair="grpo - stack")
     means = np.array(stack).reshape(8, 5).mean(1)
     test = stats.ttest_1samp(means, 0)
@@ -528,18 +534,19 @@ def test_the_worst_case_is_by_program_and_so_is_the_test():
 
 def test_main_refuses_when_a_verdict_is_missing():
     runs = [write_run("base", right={"sparse": [0]}), write_run("grpo", right={"sparse": [0, 1]})]
-    missing = r"\(base-s0 10 of 10, grpo-s0 10 of 10\): run `python judge.py runs/\* --judge rule`, or with a --model"
+    missing = r"^verdicts are missing: run `python judge.py runs/\* --judge rule`, or with a --model. Without one: "
+    missing += r"base-s0 10 of 10, grpo-s0 10 of 10\.$"
     for name in [*analyze.OF_OUTCOMES, "audit", "hacking"]:
         with pytest.raises(SystemExit, match=missing):
             table(name)
     by_rule(runs[:1])
-    with pytest.raises(SystemExit, match=r"missing \(grpo-s0 1 of 10: sparse/sparse1\): .* --judge rule`"):
+    with pytest.raises(SystemExit, match=r"--judge rule`. Without one: grpo-s0 1 of 10 \(of these sparse/sparse1\)\.$"):
         table("main")
     by_rule(runs)
     assert len(table("main")[1]) == 3
     lines = Path("runs/verdicts.jsonl").read_text().splitlines()
     Path("runs/verdicts.jsonl").write_text("\n".join(lines[1:]) + "\n")  # an item that the judge gave up on
-    with pytest.raises(SystemExit, match=r"1 of 10: sparse/sparse\d"):
+    with pytest.raises(SystemExit, match=r"1 of 10 \(of these sparse/sparse\d"):
         table("main")
     named = Path("runs/verdicts.jsonl").read_text().replace('"rule"', '"org/m, prompt 0123abcd"')
     Path("runs/verdicts.jsonl").write_text(named)
@@ -599,8 +606,8 @@ def test_arms_and_attributes_of_an_outcomes_file():
     assert data.right.tolist() == [[1, 0], [1, 1], [0, 0]]
     assert data.items[1] == {"set": "o", "id": 1, "level": "2", "variant": "1", "seed_id": "1"}
     assert data.notes == [
-        "o.csv: 3 columns are arms (grpo-s1, grpo, x-1), the others attributes (level, variant, seed_id). --arms names "
-        "the arms where this is not so."
+        "o.csv: read as arms: grpo-s1, grpo, x-1 (3); as attributes: level, variant, seed_id. --arms names the arms "
+        "where this is not so."
     ]
     Path("o.csv").write_text("level , grpo-s1,variant,x-1, grpo,seed_id\n1, 1,0,0 ,1,0\n2,0,1,0 , 1 ,1\n")
     blanks = analyze.read_outcomes(Path("o.csv"))
@@ -612,7 +619,7 @@ def test_arms_and_attributes_of_an_outcomes_file():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("set,grpo\nold,1\nold,\n", "row 3: the column 'grpo' holds ''. An arm is 0 or 1 in every row"),
+        ("set,grpo\nold,1\nold,\n", "row 3: the column 'grpo' holds ''. .* remove the row or fill in 0 or 1, or name"),
         ("set,grpo\nold,1.0\nold,0.0\n", "row 2: the column 'grpo' holds '1.0'"),
         ("set,grpo\nold,True\n", "row 2: the column 'grpo' holds 'True'"),
         ("grpo,vapo\n0,1\n1,1\n1,0\n2,1\n", "row 5: the column 'grpo' holds '2'"),
@@ -1021,6 +1028,13 @@ def test_labels_of_eleven_arms_do_not_lie_on_one_another():
     for axis in figure.axes:
         boxes = [text.get_window_extent() for text in axis.texts if text.get_text()]
         assert len(boxes) == 11 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+        names = [line.get_markersize() for line in axis.lines if line.get_marker() == "o"]
+        radius = max(names) / 2 * figure.dpi / 72
+        dots = [axis.transData.transform(line.get_xydata()) for line in axis.lines if line.get_marker() == "o"]
+        for (x, y), box in itertools.product(np.concatenate(dots), boxes):
+            gap = math.hypot(max(box.x0 - x, 0, x - box.x1), max(box.y0 - y, 0, y - box.y1))
+            assert gap > radius, "a name touches a dot"
+    assert figure.get_suptitle() == "outcomes of outcomes.csv"  # whose verdicts they are
 
 
 def test_figures_without_matplotlib_stop_with_a_sentence(monkeypatch):
@@ -1074,8 +1088,63 @@ def test_what_is_not_there_is_said_in_one_sentence():
     write_run("grpo", metrics=steps(3))
     Path("runs/grpo-s0/outputs.jsonl").unlink()  # still in training
     analyze.main(["sparsity", "gates"])
-    with pytest.raises(SystemExit, match="grpo-s0 is unfinished"):
+    with pytest.raises(SystemExit, match=r"grpo-s0 is unfinished \(step 3 of None\)"):
         analyze.main(["main"])
+    Path(write_run("grpo", metrics=steps(3), steps=3), "outputs.jsonl").unlink()
+    with pytest.raises(SystemExit, match=r"grpo-s0 is unfinished \(trained, not evaluated\)"):
+        analyze.main(["main"])
+    write_run("base")
+    Path("runs/grpo-s0/metrics.jsonl").unlink()
+    assert table("dynamics")[1:] == ([table("dynamics")[1][0]],
+                                     ["no run has a step of training on record: base-s0, grpo-s0."])  # fmt: skip
+
+
+def test_bad_files_and_folders_get_one_sentence():
+    runs = [write_run("grpo"), write_run("vapo")]
+    by_rule(runs)
+    for args in (["--verdicts", "runs"], ["--save", "runs"], ["--outcomes", "runs"]):
+        with pytest.raises(SystemExit, match="^runs is a folder, where a file is asked for"):
+            analyze.main(["main", *args])
+    with pytest.raises(SystemExit, match="^runs is a folder, where a file is asked for"):
+        judge.main([*runs, "--judge", "rule", "--verdicts", "runs"])
+    Path("runs/vapo-s0").rename("runs/again")
+    for name in ("runs/grpo-s0", "runs/again"):
+        config = json.loads(Path("runs/grpo-s0/config.json").read_text())
+        Path(name, "config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit, match="^runs/again and runs/grpo-s0 are both grpo of seed 0: move one"):
+        analyze.main(["main"])
+    Path("data/cross.jsonl").write_bytes('{"id": "é"}\n'.encode("latin-1"))
+    with pytest.raises(SystemExit, match="^data/cross.jsonl, line 1 is not UTF-8: save the file as UTF-8"):
+        judge.main([*runs[:1], "--judge", "rule"])
+
+
+def test_a_long_list_of_runs_without_verdicts_is_cut():
+    for seed in range(7):
+        write_run("grpo", seed)
+    with pytest.raises(SystemExit, match=r"grpo-s0 20 of 20, .*, grpo-s4 20 of 20 and 2 more\.$") as stop:
+        table("main")
+    assert "grpo-s5" not in str(stop.value)
+
+
+def test_a_set_called_combined_is_neither_replaced_nor_mixed_up():
+    one = {"old": [1], "sparse": [0], "combined": [1]}
+    with pytest.raises(SystemExit, match="^A set is called combined, as old and sparse together are here: rename"):
+        table("main", outcomes(dict.fromkeys(one, 1), {"grpo": one}))
+    alone = outcomes({"combined": 1, "sparse": 1}, {"grpo": one})
+    assert find(table("main", alone)[1], run="grpo")["combined (n = 1)"].startswith("100.0")
+
+
+def test_outcomes_of_other_peoples_models_carry_nothing_of_the_paper(capsys):
+    Path("o.csv").write_text("set,x\nmine,1\n,0\n")
+    analyze.main(["--outcomes", "o.csv"])
+    said = capsys.readouterr().out
+    assert "| x   | 0    | 100.0 [20.7, 100.0] | 0.0 [0.0, 79.3] |\n" in said and "no set (n = 1)" in said
+    assert not any(word in said for word in ("paper:", "delivered", "torchrun", "vapo", "grpo"))
+    assert said.count("none of the paper's arms is in the file") == len(analyze.OF_OUTCOMES)
+    assert "read as arms: x (1); as attributes: set." in said
+    Path("o.csv").write_text("set,grpo\nmine,1\n")
+    analyze.main(["main", "--outcomes", "o.csv"])
+    assert "paper: DynaMath" in (said := capsys.readouterr().out) and "none of the paper's arms" not in said
 
 
 def test_another_folder_keeps_its_own_verdicts(capsys):

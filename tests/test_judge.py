@@ -250,3 +250,18 @@ def test_the_rule_judge_says_what_it_is_and_what_comes_next(write_run, capsys):
     assert captured.out.endswith("Verdicts: runs/verdicts.jsonl. Next: python analyze.py\n")
     by_rule(["runs/grpo-s0", "--verdicts", "runs/other.jsonl"])
     assert capsys.readouterr().out.endswith("Next: python analyze.py --verdicts runs/other.jsonl\n")
+    with pytest.raises(SystemExit, match="^The rule judge asks no model: leave out --judge rule, or --model"):
+        by_rule(["runs/grpo-s0", "--model", "org/m"])
+
+
+def test_the_next_command_is_named_where_it_has_all_it_needs(write_run, capsys):
+    runs = [write_run(arm, [f"{arm} {text}" for text in RIGHT]) for arm in ("grpo", "vapo")]
+    by_rule([*runs, "--limit", "4"])
+    out = capsys.readouterr().out
+    assert out.endswith("2 are left: the same command goes on. Verdicts: runs/verdicts.jsonl.\n") and "Next" not in out
+    by_rule(runs[:1])
+    assert (
+        "\nNot named were vapo-s0 in runs, and a table wants verdicts on all of its runs.\n" in capsys.readouterr().out
+    )
+    by_rule([*runs[:1], str(Path(runs[1]).resolve())])
+    assert "Not named" not in capsys.readouterr().out

@@ -665,16 +665,16 @@ def test_another_model_prompt_or_setting_is_another_judge(world, serve, monkeypa
     runs, server = world(4), serve()
     judge.main([*runs, *options(server)])
     calls, before = len(server.calls), Path("runs/verdicts.jsonl").read_bytes()
-    for change in (["--model", "other"], ["--extra", '{"temperature": 1}'], ["--judge", "rule"]):
+    for change in (["--model", "other"], ["--extra", '{"temperature": 1}'], []):
         with pytest.raises(SystemExit, match=r"holds verdicts by oracle, prompt \w{8}, asked is .*--verdicts"):
-            judge.main([*runs, *options(server), *change])
+            judge.main([*runs, *(options(server, *change) if change else ["--judge", "rule"])])
     for name in ("SYSTEM", "USER"):
         with monkeypatch.context() as m, pytest.raises(SystemExit, match="verdicts of different judges never mix"):
             m.setattr(judge, name, judge.USER + "!")
             judge.main([*runs, *options(server)])
     assert len(server.calls) == calls and Path("runs/verdicts.jsonl").read_bytes() == before
     judge.main([*runs, *options(serve(), "--workers", "3", "--seed", "9")])  # another address, order, number of threads
-    judge.main([*runs, *options(server), "--judge", "rule", "--verdicts", "runs/rule.jsonl"])
+    judge.main([*runs, "--judge", "rule", "--verdicts", "runs/rule.jsonl"])
     with pytest.raises(SystemExit, match=r"holds verdicts by rule, asked is oracle"):
         judge.main([*runs, *options(server), "--verdicts", "runs/rule.jsonl"])
 
@@ -757,11 +757,18 @@ def test_an_address_that_could_hold_a_secret_or_is_none_is_refused(world, serve,
     assert "pass" not in str(stop.value).replace("password", "")
 
 
-def test_a_key_that_would_travel_unencrypted_is_said_so(world, serve, capsys):
+def test_a_key_travels_unencrypted_to_this_machine_and_private_networks_alone(world, serve, monkeypatch):
     runs, server = world(1), serve()
-    for address, warned in (("http://gpu17:8000/v1", True), ("https://gpu17/v1", False), (server.address, False)):
-        judge.main([*runs, *options(server, "--dry-run"), "--address", address])
-        assert ("whoever sees the traffic sees the key in JUDGE_KEY" in capsys.readouterr().out) == warned
+    dry = lambda address: judge.main([*runs, *options(server, "--dry-run"), "--address", address])
+    for host in ("gpu17:8000", "8.8.8.8", "172.32.0.1", "10.example.com", "127.0.0.1.example.com", "[2001:db8::1]"):
+        with pytest.raises(
+            SystemExit, match="is not encrypted, so whoever sees the traffic would see the key in JUDGE_"
+        ):
+            dry(f"http://{host}/v1")
+    for host in ("10.0.0.7:8000", "192.168.1.2", "172.16.0.1", "127.0.0.1", "localhost:8000", "[::1]", "[fd12::7]"):
+        dry(f"http://{host}/v1")
+    dry("https://gpu17/v1")
+    judge.main([*runs, *options(server, "--dry-run"), "--address", "http://gpu17/v1", "--key-env", "NONE"])
 
 
 def test_bad_options_get_a_sentence(world, serve, monkeypatch, capsys):
@@ -771,6 +778,8 @@ def test_bad_options_get_a_sentence(world, serve, monkeypatch, capsys):
             judge.main([*runs, *options(server), *bad])
     with pytest.raises(SystemExit, match="--extra is a JSON object"):
         judge.main([*runs, *options(server), "--extra", "[1]"])
+    with pytest.raises(SystemExit, match="^--extra {bad is not JSON"):
+        judge.main([*runs, *options(server), "--extra", "{bad"])
     monkeypatch.setenv("JUDGE_KEY", f"{KEY}\nX-Other: {KEY}")
     with pytest.raises(SystemExit, match="^The key in JUDGE_KEY holds a blank, a line break") as stop:
         judge.main([*runs, *options(server)])
