@@ -57,7 +57,7 @@ from judge import (
     read_config,
     read_jsonl,
     read_verdicts,
-    some,
+    shortlist,
 )
 
 need("numpy", "scipy", "tqdm")
@@ -164,11 +164,11 @@ def load_results(folder):
 
 def in_order(loaded):
     """Runs by arm as in the paper, then by seed. Stops with a sentence where two are one arm of one seed."""
-    loaded, first = sorted(loaded, key=lambda run: (place(run), run["arm"], run["seed"])), {}
-    for run in loaded:
-        if (other := first.setdefault((run["arm"], run["seed"]), run)) is not run:
+    loaded = sorted(loaded, key=lambda run: (place(run), run["arm"], run["seed"]))
+    for one, two in itertools.pairwise(loaded):
+        if (one["arm"], one["seed"]) == (two["arm"], two["seed"]):
             raise SystemExit(
-                f"{other['dir']} and {run['dir']} are both {run['arm']} of seed {run['seed']}: move one of them to "
+                f"{one['dir']} and {two['dir']} are both {one['arm']} of seed {one['seed']}: move one of them to "
                 "another folder, or give its config.json a name of its own."
             )
     return loaded
@@ -301,9 +301,9 @@ def judged(runs, path):
     """Verdicts joined with those runs that are finished -> Outcomes. Stops with a sentence where one is missing."""
     judge, verdicts = read_verdicts(path)
     done = [run for run in runs if (run["dir"] / "outputs.jsonl").exists()]
-    gone = lambda run: (len(run["metrics"]), run["args"].get("steps"))
-    told = lambda n, of: "trained, not evaluated" if n == of else f"step {n} of {of}"
-    names = [f"{run['name']} is unfinished ({told(*gone(run))})" for run in runs if run not in done]
+    state = lambda n, of: "trained, not evaluated" if n == of else f"step {n} of {of}"
+    states = {run["name"]: state(len(run["metrics"]), run["args"].get("steps")) for run in runs if run not in done}
+    names = [f"{name} is unfinished ({state})" for name, state in states.items()]
     notes = [f"left out: {', '.join(names)}; the command that began a run resumes it."] if names else []
     if not done:
         raise SystemExit(f"There is nothing to compare: {', '.join(names)}. The command that began a run resumes it.")
@@ -326,7 +326,7 @@ def judged(runs, path):
             else:
                 unjudged.append(f"{answer['set']}/{answer['id']}")
         if unjudged:
-            few = f" (of these {some(unjudged, 3)})" if len(unjudged) < len(mine) else ""
+            few = f" (of these {shortlist(unjudged, 3)})" if len(unjudged) < len(mine) else ""
             missing.append(f"{done[r]['name']} {len(unjudged)} of {len(mine)}{few}")
     if missing:
         home, model = runs[0]["dir"].parent, (judge or "").rpartition(", prompt ")[0]
@@ -334,7 +334,7 @@ def judged(runs, path):
         options += "" if path == home / VERDICTS else f" --verdicts {path}"
         other = " with the address and --extra of before" if model else "" if judge else ", or with a --model"
         command = f"python judge.py {home}/*{options}"
-        raise SystemExit(f"verdicts are missing: run `{command}`{other}. Without one: {some(missing)}.")
+        raise SystemExit(f"verdicts are missing: run `{command}`{other}. Without one: {shortlist(missing)}.")
     return Outcomes(by_judge(judge), done, rows, right, output, notes, path)
 
 
@@ -389,9 +389,8 @@ def read_outcomes(path, arms=()):
     notes = [f"{path}: read as arms: {names[0]} ({len(runs)}); as attributes: {names[1]}."]
     notes[0] += "" if arms else " --arms names the arms where this is not so."
     data = Outcomes(source, runs, items, right, notes=notes)
-    notes += (
-        [] if data.ours() else ["none of the paper's arms is in the file, so nothing of the paper is set beside it."]
-    )
+    if not data.ours():
+        notes.append("none of the paper's arms is in the file, so nothing of the paper is set beside it.")
     return data
 
 
@@ -659,7 +658,7 @@ def dynamics_table(runs, data):
         "paper, earlier rounds, whose pool was easier: groups all wrong 77 % at the start, about 30 % in training."
     ]
     if len(rows) == 1:
-        notes = [f"no run has a step of training on record: {some([run['name'] for run in runs])}."]
+        notes = [f"no run has a step of training on record: {shortlist([run['name'] for run in runs])}."]
     return "Training dynamics, % of rollouts or groups; length in tokens", rows, notes
 
 
@@ -721,16 +720,13 @@ def main_table(runs, data):
     notes = [
         "[low, high]: Wilson's 95 % interval over questions, +-: Student's over seeds; neither holds both.",
     ]
-    notes += (
-        []
-        if not data.ours()
-        else [
+    if data.ours():
+        notes += [
             f"paper: LLM judge, one seed; {SIX} for its six effective arms (by our reading), {FIVE} for the others.",
             "delivered: better than grpo of the same seed on the combined and on the transfer set, each at p < 0.05 by "
             "exact McNemar, by program where questions share one; the mean, paired by seed. paper: whose prior reached "
             "the policy, in its words.",
         ]
-    )
     if drawn:
         notes.append(
             f"{', '.join(drawn)}: variants of one program (seed_id) are not independent, so intervals and p are by "
@@ -837,11 +833,11 @@ def methods_table(runs, data):
         end = lambda group, of, score=score: [of((x for x in group if x in score), key=score.get, default="")]
         sides = [end(left, low) if low else left, end(right, high) if high else right]
         found = contrast(data, *sides, sets[name])
-        row = [statement, name, " - ".join(map(" & ".join, sides)) if found else ""]
-        row[2] = row[2] or (f"not run: {' '.join(absent)}" if absent else "no seed in common")
+        without = f"not run: {' '.join(absent)}" if absent else "no seed in common"
+        row = [statement, name, " - ".join(map(" & ".join, sides)) if found else without]
         if found:
             gap, half, p, seeds = found
-            row[2] += f" (not run: {' '.join(absent)})" if absent else ""
+            row[2] += f" ({without})" if absent else ""
             bounds = f"{100 * (gap - half):+.1f} to {100 * (gap + half):+.1f}"
             row += [f"{100 * gap:+.1f}", "seeds agree, no bound" if math.isnan(half) else bounds]
             row += ["" if low or high else p_value(p), seeds]
@@ -1168,7 +1164,7 @@ def draw_transfer(plt, runs, data):
 
 def label_points(axis, spots):
     """Writes each name by its point, at the nearest of the places tried that covers no point and no other name."""
-    taken, dots, size = [], axis.transData.transform([*spots.values()]), 2.5 * axis.figure.dpi / 72  # a dot's radius
+    taken, dots, radius = [], axis.transData.transform([*spots.values()]), 2.5 * axis.figure.dpi / 72  # of a dot
     places = [(reach, math.radians(turn)) for reach in (6, 10, 15, 21, 28, 36, 45) for turn in range(0, 360, 30)]
     for name, spot in spots.items():
         look, clash = dict(textcoords="offset points", va="center", color=style(name)["color"]), {}
@@ -1182,9 +1178,8 @@ def label_points(axis, spots):
             put(*place_)
             box = text.get_window_extent()
             outside = sum(not axis.bbox.contains(*corner) for corner in (box.min, box.max))
-            clash[place_] = (
-                outside + sum(box.overlaps(x) for x in taken) + sum(box.padded(size).contains(*dot) for dot in dots)
-            )
+            on_dots = sum(box.padded(radius).contains(*dot) for dot in dots)
+            clash[place_] = outside + sum(box.overlaps(x) for x in taken) + on_dots
             if not clash[place_]:
                 break
         best = min(clash, key=clash.get)

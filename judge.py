@@ -21,7 +21,8 @@ Judges
   8. Canaries, items whose verdict is known, come first. A judge that misjudges them is stopped there.
   9. Every 20th item, chosen by its key, is asked twice: agreement with itself and Cohen's kappa.
  10. The judge's name is the model asked for and a hash of prompt and settings; `model` in a line is the name that the
-     server gave. A file holds one of each. The key comes from the environment and is written nowhere.
+     server gave. A file holds one of each. The key comes from the environment, is written nowhere, and
+     leaves unencrypted for this machine and private networks alone.
 
 A line is flushed and, where it was paid for, synced to disk before another call is made. So a kill costs the calls in
 flight, --workers at most: they are made again, and nothing that is on file is asked again.
@@ -108,7 +109,7 @@ def file_path(text):
     return Path(text)
 
 
-def some(names, most=5):
+def shortlist(names, most=5):
     """Names for a sentence, such as `a, b, c, d, e and 29 more`."""
     return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
 
@@ -664,6 +665,7 @@ class Failed(Exception):
 
 
 def extra_fields(text):
+    """--extra, as it is typed -> what its JSON says. Stops with a sentence where it is none."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -960,9 +962,7 @@ def main(argv=None):
     parser.add_argument("--model", help="or JUDGE_MODEL")
     parser.add_argument("--address", help="or JUDGE_ADDRESS")
     parser.add_argument("--key-env", default="JUDGE_KEY", help="the environment variable with the key")
-    parser.add_argument(
-        "--extra", type=extra_fields, default={}, help="JSON, more fields of a request; null removes one"
-    )
+    parser.add_argument("--extra", type=extra_fields, default={}, help="JSON, more fields of a request, null for none")
     parser.add_argument("--workers", type=int, default=16, help="calls at a time")
     parser.add_argument("--deadline", type=float, default=180.0, help="seconds for one call")
     parser.add_argument("--price", type=float, nargs=2, metavar=("IN", "OUT"), help="per million tokens, for --dry-run")
@@ -1028,7 +1028,7 @@ def main(argv=None):
     named = {run.resolve() for run in runs}
     beside = [path.parent.name for path in sorted(home.glob("*/outputs.jsonl")) if path.parent.resolve() not in named]
     if beside:
-        print(f"Not named were {some(beside)} in {home}, and a table wants verdicts on all of its runs.")
+        print(f"Not named were {shortlist(beside)} in {home}, and a table wants verdicts on all of its runs.")
     command = ["python", "analyze.py", *["--runs", str(home)] * (home != Path("runs"))]
     command += ["--verdicts", str(args.verdicts)] * (args.verdicts != home / VERDICTS)
     print(f"Verdicts: {args.verdicts}. Next: {shlex.join(command)}")
