@@ -929,8 +929,10 @@ def composition_table(runs, data):
         sizes, golds, short = ([data.items[i].get(x, "") for i in listed] for x in ("options", "gold", "shortest"))
         sizes = [int(size) for size in sizes]
         chance = np.array([1 / k for k in sizes])
-        guesses = {"always B": ["B"] * len(golds), "shortest": short}
-        guesses = {who: np.array([x == y for x, y in zip(said, golds, strict=True)]) for who, said in guesses.items()}
+        guesses = {"always B": ["B"] * len(golds) if any(golds) else [], "shortest": short if any(short) else []}
+        guesses = {
+            who: np.array([x == y for x, y in zip(said, golds, strict=True)]) for who, said in guesses.items() if said
+        }
         less = lambda mine, chance=chance: points((mine - chance).sum() / (1 - chance).sum()) if len(mine) else ""
         for who, mine in (guesses | {"random": chance}).items() if listed else ():
             rows.append([name, who, points(mine.sum() / len(at)), points(mine.mean()), less(mine), "0.0", ""])

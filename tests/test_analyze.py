@@ -1209,7 +1209,9 @@ def test_a_kind_that_is_not_in_the_file_is_not_made_up():
     assert analyze.NO_KIND in notes and not any("of 2 are multiple choice" in note for note in notes)
     assert any(analyze.NO_KIND in note for note in table("reversal", data)[2])
     known = outcomes({"old": 2}, {"x": {"old": [0, 1]}}, options={"old": ["4", ""]})  # blank: none listed, so free
-    assert "old: 1 of 2 are multiple choice" in str(table("composition", known)[2])
+    _, rows, notes = table("composition", known)
+    assert "old: 1 of 2 are multiple choice" in str(notes)
+    assert [row[1] for row in rows[1:]] == ["random", "x"]  # without gold and shortest the other guesses are unknown
 
 
 def test_a_file_of_outcomes_names_its_judge_and_holds_one(capsys):
