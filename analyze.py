@@ -903,11 +903,13 @@ def reversal_table(runs, data):
             if len(x) > 2 and not math.isnan(rho := spearman(x, y)):
                 p, how = permutation_p(x, y)
                 left = [spearman(np.delete(x, i), np.delete(y, i)) for i in range(len(x))]
-                row[5:] = [f"{rho:+.2f}", p_value(p), how, f"{min(left):+.2f} to {max(left):+.2f}"]
+                span = "undefined" if np.isnan(left).any() else f"{min(left):+.2f} to {max(left):+.2f}"
+                row[5:] = [f"{rho:+.2f}", p_value(p), how, span]
             ours = label == "all" and grader == "judge" and other == transfer
             rows.append([*row, PAPER_RHO.get(name, "") if ours else ""])
     notes = [
-        "arms: without the base, each the mean of its seeds. It takes three. The other set keeps its multiple choice.",
+        "arms: without the base, each the mean of its seeds that were asked. It takes three. The other set keeps its "
+        "multiple choice.",
         f"p: two-sided; exact over all orders up to 11 arms, else by {DRAWS:,} random ones, seed 0. Arms that share "
         "code and a prior are no independent sample: read p as a description.",
     ]

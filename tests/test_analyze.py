@@ -757,6 +757,8 @@ def test_reversal_leaves_the_base_out_and_takes_three_arms():
     assert {row[4] for row in table("reversal", data)[1][1:]} == {10}
     data.runs, data.right = data.runs[:3], data.right[:3]
     assert {tuple(row[4:9]) for row in table("reversal", data)[1][1:]} == {(2, "", "", "", "")}
+    tied = {arm: {"old": [x, 0], "cross": [1, y]} for arm, x, y in (("opd", 1, 0), ("grpo", 0, 1), ("vapo", 1, 1))}
+    assert table("reversal", outcomes({"old": 2, "cross": 2}, tied))[1][1][5:9] == ["-0.50", "1", "exact", "undefined"]
 
 
 @pytest.mark.parametrize("sets, words", [
