@@ -21,8 +21,8 @@ Judges
   8. Canaries, items whose verdict is known, come first. A judge that misjudges them is stopped there.
   9. Every 20th item, chosen by its key, is asked twice: agreement with itself and Cohen's kappa.
  10. The judge's name is the model asked for and a hash of prompt and settings; `model` in a line is the name that the
-     server gave. A file holds one of each. The key comes from the environment, is written nowhere, and
-     leaves unencrypted for this machine and private networks alone.
+     server gave. A file holds one of each. The key comes from the environment, is written nowhere, and leaves this
+     machine unencrypted for private networks alone.
 
 A line is flushed and, where it was paid for, synced to disk before another call is made. So a kill costs the calls in
 flight, --workers at most: they are made again, and nothing that is on file is asked again.

@@ -426,7 +426,7 @@ def test_the_heads_bias_decodes_to_any_rate(loss, rate, make_args, monkeypatch):
 @both
 def test_a_critic_that_starts_elsewhere_fails_its_gate(loss, make_args, sparse, monkeypatch, capsys):
     monkeypatch.setattr(common.Critic, "start_at", lambda critic, bias: None)
-    with pytest.raises(SystemExit, match="the gate value at start"):
+    with pytest.raises(SystemExit, match="the gates? value at start"):
         vapo.main(make_args(vapo, critic_loss=loss, steps=1, gates="stop", instruction="stop"))
     assert "rollouts are right (paper: 3.6%); the head does not start at its bias: install" in capsys.readouterr().out
 

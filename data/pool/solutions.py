@@ -178,10 +178,7 @@ def endpoint(args):
     """The address, called as the judge calls its own but with this sampler's settings -> judge.Api."""
     if not args.endpoint_model:
         raise SystemExit("--address takes the name of a model, too: --endpoint-model NAME.")
-    try:
-        extra = json.loads(args.extra)
-    except json.JSONDecodeError as error:
-        raise SystemExit(f"--extra {args.extra} is not JSON ({error.msg}).") from None
+    extra = judge.extra_fields(args.extra)
     flags = vars(args) | dict(model=args.endpoint_model, extra=extra, dry_run=False)
     api = judge.endpoint(SimpleNamespace(**flags), "Without --address the teacher answers.")
     limits = dict(temperature=args.temperature, max_tokens=args.max_new_tokens)
