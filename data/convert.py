@@ -148,8 +148,9 @@ def check_bad_images(facts, limit, folder):
 
 def reason(fault):
     """A fault in general terms, to be counted: without names and numbers, and without the remedy."""
-    fault = re.sub(r"(the image .*?) ?\(.*", r"\1", fault, flags=re.S).partition(": ")[0]
-    return re.sub(r"(?<!\w)'.*?'(?!\w)|\"[^\"]*\"|<\S*?>|\d+", "..", fault, flags=re.S).strip()  # can't is no quote
+    fault = re.sub(r"^(the image .*?) ?\(.*", r"\1", fault, flags=re.S)
+    fault = re.sub(r"(?<!\w)'.*?'(?!\w)|\"[^\"]*\"|<\S*?>|\d+", "..", fault, flags=re.S)  # can't is no quote
+    return fault.partition(": ")[0].strip()
 
 
 def check_gold(row):

@@ -253,6 +253,17 @@ def test_golds_of_one_question_contradict_each_other_across_its_options(raw, tmp
     assert [x["fault"].split(": ")[1] for x in dropped] == ["mathv360k-1", "mathv360k-0"][: len(dropped)]
 
 
+def test_golds_contradict_whatever_the_order_of_rows(raw, tmp_path):
+    path, options = raw / "train_samples_all_tuning.json", ["1", "2"]
+    three = [("B", options), ("A", options), ("2", [])]
+    for k, order in enumerate([(0, 1, 2), (1, 0, 2), (2, 1, 0)]):
+        made = [record(i, "Geometry3K/images/1.png", "Which?", *three[j]) for i, j in enumerate(order)]
+        path.write_text(json.dumps(made))
+        rows, dropped = prepare(raw, tmp_path / f"out{k}")
+        assert not rows and len(dropped) == 3
+        assert all(x["id"] not in x["fault"] for x in dropped), "a row is not named as its own contradiction"
+
+
 def test_faults_of_many_bad_files_are_a_few_reasons(tmp_path):
     for i, data in enumerate([b"", b"no image", b"\x89PNG\r\n\x1a\n" + b"0" * 30, b"GIF89a"] * 3):
         (tmp_path / f"it's {i} (a: 'b').png").write_bytes(data)
@@ -261,6 +272,9 @@ def test_faults_of_many_bad_files_are_a_few_reasons(tmp_path):
     faults = {convert.reason(convert.look(path)["fault"]) for path in tmp_path.iterdir()}
     assert faults == {"the image can't be read"}
     assert convert.reason("it can't be 'a' and isn't \"b's\" at 7: do so") == "it can't be .. and isn't .. at .."
+    odd = ("a: b", "the image (left)", "c")
+    golds = {convert.reason(f"the gold {x!r} is none of its 4 options: drop it") for x in odd}
+    assert golds == {"the gold .. is none of its .. options"}
 
 
 def test_two_processes_convert_as_one_does(raw, tmp_path):
@@ -582,16 +596,28 @@ def test_a_measurement_that_was_killed_goes_on_with_other_processes_and_loses_no
 
 
 def test_rows_are_counted_when_all_processes_have_written(make_args, rows, tmp_path, monkeypatch, capsys):
-    folder, wait = tmp_path / "p" / "candidates-s0", common.dist.barrier
+    folder, wait, append, late = tmp_path / "p" / "candidates-s0", common.dist.barrier, common.append_jsonl, []
 
     def barrier():
-        if (folder / "rollouts-0.jsonl").exists():  # at the end: another process takes longer
-            write_lines(folder / "rollouts-1.jsonl", [dict(id="late")])
+        if late:  # at the end: another process takes longer
+            write_lines(folder / "rollouts-1.jsonl", late)
         wait()
 
-    monkeypatch.setattr(common.dist, "barrier", barrier)
-    measure.main(measuring(make_args, rows, tmp_path / "p", rollouts="4", limit=3))
-    assert "4 of 3 rows are measured. Next: python -m data.pool.filter" in capsys.readouterr().out
+    with monkeypatch.context() as m:
+        m.setattr(common, "append_jsonl", lambda path, *lines: (late.append(lines[-1]), append(path, *lines[:-1])))
+        m.setattr(common.dist, "barrier", barrier)
+        measure.main(measuring(make_args, rows, tmp_path / "p", rollouts="4", limit=3))
+    measure.main(measuring(make_args, rows, tmp_path / "p", rollouts="4", limit=2))
+    printed = capsys.readouterr().out
+    assert "3 of 3 rows are measured. Next: python -m data.pool.filter" in printed and "2 of 2 rows" in printed
+
+
+def test_rollouts_without_their_settings_are_refused(make_args, rows, tmp_path):
+    args = measuring(make_args, rows, tmp_path / "p", rollouts="4", limit=1)
+    measure.main(args)
+    (tmp_path / "p" / "candidates-s0" / "config.json").unlink()
+    with pytest.raises(SystemExit, match="config.json is missing beside rollouts"):
+        measure.main(args)
 
 
 @pytest.mark.parametrize("flag", ["temperature", "max_new_tokens", "instruction", "rollouts", "readable", "pool"])
@@ -671,6 +697,17 @@ def candidates(tmp_path):
 def filtered(args):
     pool_filter.main(args)
     return {name: common.read_jsonl(Path(args.out) / f"{name}.jsonl") for name in ("train", "sparse", "old")}
+
+
+def test_a_row_that_was_measured_again_by_another_process_is_measured(candidates, capsys):
+    rows, folder = common.read_jsonl(candidates.rows), Path(candidates.measured)
+    new = [row | dict(question=row["question"] + " New.") if row["id"].startswith("hard") else row for row in rows]
+    write_lines(candidates.rows, new)
+    (folder / "rollouts-0.jsonl").rename(folder / "rollouts-5.jsonl")
+    again = [dict(id=row["id"], row=measure.fingerprint(row), profile=profile(128, 0), answers=[]) for row in new[:60]]
+    write_lines(folder / "rollouts-0.jsonl", again)
+    filtered(candidates)
+    assert re.search(r"^\| not measured \| 30 \|", capsys.readouterr().out, re.M)
 
 
 def test_the_filter_keeps_what_is_wrong_though_readable_and_not_what_cannot_be_read(candidates, capsys):
@@ -1095,6 +1132,38 @@ def distinct(pool):
     """Questions of their own, so that the server can tell the rows apart."""
     made = common.read_jsonl(pool)
     return write_lines(pool, [row | dict(question=f"{row['question']} {row['id']}") for row in made])
+
+
+def test_of_several_lines_of_a_row_the_one_with_a_solution_counts(
+    make_args, pool, tmp_path, world, monkeypatch, capsys
+):
+    """Lines of an earlier call by more processes lie in files that are read later."""
+    taught(monkeypatch, set())
+    args = solving(make_args, pool, tmp_path, world, rationalise=0)
+    solutions.main(args)
+    folder = tmp_path / "p" / "solutions-s0"
+    (folder / "rollouts-0.jsonl").rename(folder / "rollouts-3.jsonl")
+    taught(monkeypatch, {f"train{i}" for i in range(9)})
+    for _ in range(2):
+        solutions.main(replace(args, tries=8))
+        assert [row["solution_source"] for row in common.load_pool(pool)] == ["book"] + ["teacher"] * 5
+
+
+def test_an_endpoint_is_asked_for_what_the_teacher_has_only_rationalised(
+    make_args, pool, tmp_path, world, server, capsys
+):
+    golds = {judge.prompt_text(row): row["answer"] for row in common.read_jsonl(distinct(pool))}
+    made = [row | dict(solution=["One. ", "Two. ", f"<answer>{row['answer']}</answer>"], solution_source=source)
+            for row, source in zip(common.read_jsonl(pool), ["book"] + ["rationalised"] * 5, strict=True)]  # fmt: skip
+    write_lines(pool, made)
+    server.good = lambda text: said(f"First look. Then read. <answer>{golds[text]}</answer>")
+    for _ in range(2):
+        solutions.main(asking(make_args, pool, tmp_path, world, server))
+        assert [row["solution_source"] for row in common.load_pool(pool)] == ["book"] + ["api"] * 5
+        assert len(server.seen) == 5
+    write_lines(pool, [row | dict(id=f"new-{row['id']}", solution_source="book") for row in made])
+    solutions.main(asking(make_args, pool, tmp_path, world, server, name="other"))
+    assert len(server.seen) == 5 and "Of 0 answers 0.0% are right" in capsys.readouterr().out
 
 
 def test_an_endpoint_is_asked_until_it_answers_and_its_key_is_written_nowhere(

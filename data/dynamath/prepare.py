@@ -135,7 +135,7 @@ def main(args):
     print(", ".join(f"{t} {sum(x['answer_type'] == t for x in rows)}" for t in sorted(types)))
     lost = sum(x["answer_type"] == "multiple choice" and not x["choices"] for x in rows)
     unread = [x["id"] for x in rows if convert.check_gold(x)]
-    print(f"{lost} multiple choice rows have no options in their text and are graded by their letter.")
+    print(f"{lost} multiple choice rows have no usable options in their text and are graded by their letter.")
     if unread:
         print(f"The rule grader can't read {len(unread)} golds ({', '.join(unread[:5])} ...): an LLM judge reads them.")
     print(f"{out / 'dynamath.jsonl'} is ready: it is in every arm's --eval.")

@@ -165,9 +165,9 @@ def find_golds(read):
     for row in read():  # once more, to hold the options of those alone that may contradict each other
         key, *said = parts(row)
         if counts[key[0]] > 1:
-            asked[key[0]].setdefault(key, (row["id"], *said))
+            asked[key[0]].setdefault((key, said[0]), (row["id"], *said))
     for alike in asked.values():
-        for (a, (first, *one)), (b, (second, *two)) in combinations(alike.items(), 2):
+        for ((a, _), (first, *one)), ((b, _), (second, *two)) in combinations(alike.items(), 2):
             if contradict(*one, *two):
                 golds[a], golds[b] = (second, None), (first, None)
     return golds
@@ -243,7 +243,7 @@ def main(args):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
             else:
                 why = "it repeats an earlier row" if gold is not None else "its question has another gold elsewhere"
-                extra.append(dict(id=row["id"], reason=why, fault=f"{why}: {first}"))
+                extra.append(dict(id=row["id"], reason=why, fault=f"{why}: {first}" if first != row["id"] else why))
     drops = [*convert.read_whole_lines(parts["dropped"]), *extra]
     common.write_text(out / "dropped.jsonl", "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in drops))
     (out / "rows.jsonl.new").replace(out / "rows.jsonl")

@@ -57,7 +57,7 @@ def read_profiles(folder):
     if not Path(folder).is_dir():
         raise SystemExit(f"{folder} does not exist: run `torchrun --nproc_per_node 8 -m data.pool.measure` first.")
     lines, fields = tqdm(measure.read_measured(folder), f"{folder}", unit="row"), {"id", "row", "profile", "answers"}
-    if not (found := {x["id"]: (x["row"], x["profile"]) for x in lines if x.keys() == fields}):
+    if not (found := {(x["id"], x["row"]): x["profile"] for x in lines if x.keys() == fields}):
         raise SystemExit(f"{folder} holds no rollouts of data.pool.measure: name its folder with --measured.")
     return found
 
@@ -132,9 +132,7 @@ def read_rows(args):
         if missing := [k for k in FIELDS if not isinstance(row, dict) or k not in row]:
             raise SystemExit(f"{args.rows}, line {number} has no field {missing[0]}: name rows that "
                              "data.mathv360k.prepare wrote with --rows.")  # fmt: skip
-        known, row["profile"] = profiles.get(row["id"], (None, None))
-        if row["profile"] and known != measure.fingerprint(row):
-            row["profile"] = None  # measured before the row was what it is now
+        row["profile"] = profiles.get((row["id"], measure.fingerprint(row)))  # none of what the row was before
         everything.append(row)
         kinds[judge_row(row["profile"], args) if row["profile"] else "not measured"].append(row)
     if len(kinds["not measured"]) == len(everything):

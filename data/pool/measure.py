@@ -43,6 +43,8 @@ def start(args, same=SAME):
     """The run's folder, as `common.start` makes it, for any number of processes; refuses to mix settings."""
     config = Path(args.runs) / f"{args.name}-s{args.seed}" / "config.json"
     if any(path.stat().st_size for path in config.parent.glob("*.jsonl")):  # else nothing can be mixed
+        if not config.exists():
+            raise SystemExit(f"{config} is missing beside rollouts, which it has the settings of: put it back.")
         was = json.loads(config.read_text())["args"]
         for k in same:
             if was.get(k) != vars(args)[k]:
@@ -134,7 +136,7 @@ def main(args):
     bar.close()
     common.dist.barrier()  # all have written before one counts
     if run.rank == 0:
-        found = sum(1 for _ in read_measured(run.dir))
+        found = len({x["id"] for x in read_measured(run.dir)} & {row["id"] for row in rows})
         print(f"{run.dir}: {found} of {len(rows)} rows are measured. Next: python -m data.pool.filter", flush=True)
 
 

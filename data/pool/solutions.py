@@ -243,7 +243,7 @@ def attach(path, found):
     """Write the pool anew, each row with its solution and stored answer. A usable solution gives way to none, but a
     rationalised one to one that is not; one that would leak goes even where nothing takes its place."""
     rows = read_jsonl(path)
-    for row in rows:
+    for row in tqdm(rows, f"{path}", unit="row", leave=False):
         if new := found.get((row["id"], fingerprint(row))):
             row["teacher"] = new["teacher"] or row.get("teacher")
             better = new["solution_source"] in ("teacher", "api") and row.get("solution_source") == "rationalised"
@@ -266,7 +266,7 @@ def main(args):
     else:
         args = replace(args, model=args.teacher, endpoint_model="", extra="{}")
     run = measure.start(args, SAME)
-    own = {row["id"] for row in rows if usable(row)}
+    own = {row["id"] for row in rows if usable(row) and row.get("solution_source") != "rationalised"}
     whole = lambda x: len(x["answers"]) >= args.tries and len(x["told"]) >= args.rationalise
     done = {(x["id"], x["row"]) for x in measure.read_measured(run.dir)
             if x["solution"] or x["id"] in own or whole(x)}  # fmt: skip
@@ -287,10 +287,10 @@ def main(args):
         solve(left, len(rows), args, run)
     dist.barrier()
     if run.rank == 0:
-        found = {(x["id"], x["row"]): x for x in measure.read_measured(run.dir)}
+        lines = sorted(measure.read_measured(run.dir), key=lambda x: (bool(x["solution"]), len(x["answers"])))
+        found = {(x["id"], x["row"]): x for x in lines}  # of several lines of a row the one with a solution
         rows = attach(path, found)
         report(rows, found, args)
-    dist.barrier()
 
 
 def report(rows, found, args):
@@ -302,13 +302,14 @@ def report(rows, found, args):
             grades[answer["grade"]] += 1
             if answer["grade"] == "right":
                 why[make_solution(row, answer["text"])[1] or "will do"] += 1
-    total, n = sum(grades.values()) or 1, len(rows)
+    total, n = sum(grades.values()), len(rows)
     open_rows = sum((row["id"], fingerprint(row)) not in found and not usable(row) for row in rows)
     hinted = sum(map(usable, rows))
     print("\n| solution | rows | share |\n| --- | --- | --- |")
     for source, count in sources.most_common():
         print(f"| {source} | {count} | {count / n:.1%} |")
-    print(f"\nOf {total} answers {grades['right'] / total:.1%} are right, {grades['cut'] / total:.1%} cut off. "
+    share = lambda grade: f"{grades[grade] / max(1, total):.1%}"
+    print(f"\nOf {total} answers {share('right')} are right, {share('cut')} cut off. "
           f"Right ones: {', '.join(f'{k} {v}' for k, v in why.most_common()) or 'none'}.\n"
           f"{hinted} of {n} rows can be hinted, {sum(bool(row.get('teacher')) for row in rows)} have a stored teacher "
           f"answer, {open_rows} are still open{' (call again)' * (open_rows > 0)}. "
