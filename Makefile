@@ -78,7 +78,7 @@ data/toy/seed%/images/ready: $(venv)
 	$(PY) -m data.pool.precondition --toy data/toy/seed$* --runs data/toy/seed$* --gates warn
 	@touch $@
 
-test: .venv/ready data/toy/images/ready
+test: $(venv) data/toy/images/ready
 	$(PY) -m pytest
 
 .venv/ready: requirements.txt

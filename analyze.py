@@ -272,8 +272,9 @@ def check_terms(runs):
     seen = {}
     for run in runs:
         terms = {f"--{term.replace('_', '-')}": run["args"].get(term) for term in TERMS}
+        sha256 = {Path(path): sha for path, sha in run["sha256"].items()}  # ./data/x.jsonl is data/x.jsonl
         for path in eval_paths(run):
-            terms[f"set {path.stem}"] = was = run["sha256"].get(str(path))
+            terms[f"set {path.stem}"] = was = sha256.get(path)
             if path.exists() and was not in (None, hashlib.sha256(path.read_bytes()).hexdigest()):
                 raise SystemExit(f"{path} is not the file that {run['name']} answered (see sha256 in its config.json): "
                                  "put that file back, or train the run again.")  # fmt: skip
@@ -653,7 +654,7 @@ def dynamics_table(runs, data):
             row += [percent(mean(column(steps, name))) for name in shares]
             values = [mean(column(steps, name)) for name in others]
             row += ["" if value is None else f"{value:.3g}" for value in values]
-            rows.append([*row, PAPER_START.get(run["arm"], "  ")[1] if k == 0 else ""])
+            rows.append([*row, PAPER_START.get(run["arm"], ("", ""))[1] if k == 0 else ""])
     notes = [
         "paper, earlier rounds, whose pool was easier: groups all wrong 77 % at the start, about 30 % in training."
     ]
@@ -1139,17 +1140,18 @@ def draw_dynamics(plt, runs, data):
 def draw_transfer(plt, runs, data):
     """Accuracy of every arm on `old` and on `sparse` against that on the transfer set, with one standard error each,
     by program where questions share one."""
-    sets, arms = data.sets(), data.arms()
-    known = [name for name in ("old", "sparse") if name in sets and data.transfer()]
-    if not known or len(arms) < 2:
-        return "it takes two arms, a transfer set, and old or sparse"
-    figure, axes = plt.subplots(len(known), 1, figsize=(COLUMN, 2.8 * len(known)), squeeze=False)
-    marked = []
-    for axis, name in zip(axes[:, 0], known, strict=True):
-        pair = [sets[name], sets[data.transfer()]]
+    sets, arms, panels = data.sets(), data.arms(), {}
+    for name in ("old", "sparse"):
+        pair = [sets.get(x, []) for x in (name, data.transfer())]
         scores = [data.score(at) for at in pair]
         spots = {arm: np.array([score[arm] for score in scores]) for arm in arms}
         spots = {arm: spot for arm, spot in spots.items() if np.isfinite(spot).all()}
+        panels |= {name: (pair, spots)} if spots.keys() - {"base"} else {}
+    if not panels or len(arms) < 2:
+        return "it takes two arms, one of them trained and asked a transfer set, and old or sparse"
+    figure, axes = plt.subplots(len(panels), 1, figsize=(COLUMN, 2.8 * len(panels)), squeeze=False)
+    marked = []
+    for axis, (name, (pair, spots)) in zip(axes[:, 0], panels.items(), strict=True):
         for arm, spot in spots.items():
             x, y = (100 * data.error(data.asked(arms[arm], at), at) for at in pair)
             look = dict(color=style(arm)["color"], ecolor="0.85", elinewidth=0.6)

@@ -192,14 +192,14 @@ class Run:
         self.args, self.dir, self.step = args, Path(args.runs) / f"{args.name}-s{args.seed}", 0
         self.laps, self.clock, self.last_mixed, self.bar = {}, time.perf_counter(), -1, None
         check_flags(args, self.world)
-        if (self.dir / "outputs.jsonl").exists():
+        if os.path.exists(self.dir / "outputs.jsonl"):  # pathlib raises where a folder above may not be searched
             shutil.rmtree(self.dir / "state", ignore_errors=True)  # of a run killed after its very last write
             raise SystemExit(f"{self.dir} is a finished run: choose another --name or --seed, or delete the folder.")
         config, now = self.dir / "config.json", asdict(args) | {"processes": self.world}
         settings = [f"{args.model}/{x}.json" for x in ("preprocessor_config", "tokenizer", "config")]
         files = {p: Path(p).read_bytes() for p in [args.pool, *args.eval.split(","), *settings] if Path(p).is_file()}
         hashes = {p: hashlib.sha256(x).hexdigest() for p, x in files.items()}
-        if (self.dir / "state").exists() and config.exists():
+        if os.path.exists(self.dir / "state") and config.exists():
             was = json.loads(config.read_text())
             for k in sorted((now.keys() | was["args"].keys()) - set(FREE)):  # another arm has other flags
                 if now.get(k) != was["args"].get(k):
@@ -388,7 +388,7 @@ for name in ("packed", "flash_packed"):
 
 def load_model(path, dtype):
     """A published checkpoint, from a folder or by its hub name, in plain transformers."""
-    if cut := [file for file in Path(path).glob("*.safetensors") if not is_whole(file)]:
+    if cut := [file for file in Path(path).glob("*.safetensors") if not (file.exists() and is_whole(file))]:
         raise SystemExit(f"{min(cut)} is cut off, or no safetensors file: copy it again.")
     if Path(path).is_dir() and not Path(path, "config.json").exists():  # the library would build a 70 B default
         raise SystemExit(f"{path} has no config.json: copy the whole checkpoint.")

@@ -19,13 +19,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(ROOT := Path(__file__).resolve().parent.parent))
 
+import common  # isort: skip  # first: it says in a sentence which package is missing
 import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 from PIL import Image
 
-import common
 import grpo
 
 # Qwen/Qwen2-VL-2B-Instruct, config.json; the vocabulary holds 151,665 tokens in 151,936 rows

@@ -576,8 +576,12 @@ def test_runs_that_were_evaluated_otherwise_are_refused():
         table("main")
 
 
-def test_a_set_that_changed_after_the_run_is_refused():
+@pytest.mark.parametrize("typed", ["data", "./data", "data/."])
+def test_a_set_that_changed_after_the_run_is_refused(typed):
     by_rule([write_run("base"), write_run("grpo")])
+    config = Path("runs/base-s0/config.json")  # a run keeps paths as they were typed
+    config.write_text(config.read_text().replace("data/", f"{typed}/"))
+    assert len(table("main")[1]) == 3
     rows = judge.read_jsonl("data/cross.jsonl")
     write_lines(Path("data/cross.jsonl"), [rows[0] | {"answer": "7"}, *rows[1:]])
     with pytest.raises(SystemExit, match="^data/cross.jsonl is not the file that base-s0 answered"):
@@ -999,6 +1003,17 @@ def test_figures_are_drawn_small_and_what_cannot_be_is_said(capsys):
     analyze.main(["--figures", "more"])
     assert "more/calibration.png is not drawn: no run has a critic" in capsys.readouterr().out
     assert sorted(path.name for path in Path("more").iterdir()) == ["dynamics.png", "transfer.png"]
+
+
+def test_a_transfer_set_that_no_trained_arm_was_asked_makes_no_figure(capsys):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib, which is optional")
+    asked = dict.fromkeys(("old", "sparse"), [1, 2])
+    by_rule([write_run("base", right=asked | {"cross": [1]}), write_run("grpo", right=asked, metrics=steps(3))])
+    analyze.main(["--figures", "figures"])
+    assert "transfer.png is not drawn: it takes two arms, one of them trained" in capsys.readouterr().out
+    by_rule([write_run("opd", right={"sparse": [1], "cross": [2]})])
+    analyze.main(["--figures", "figures"])
+    assert Path("figures/transfer.png").exists()
 
 
 def test_calibration_is_the_mean_return_in_each_bin():

@@ -414,6 +414,11 @@ def a_pointer(folder):
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
 
 
+def a_dangling_link(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../../blobs/0123")
+
+
 def less_a_weight(folder):
     weights = load_file(folder / "model.safetensors")
     weights.pop("model.norm.weight")
@@ -434,6 +439,7 @@ def less_a_weight(folder):
         (cut_in_the_header, "model.safetensors is cut off"),
         (empty, "model.safetensors is cut off"),
         (a_pointer, "model.safetensors is cut off, or no safetensors file"),
+        (a_dangling_link, "model.safetensors is cut off, or no safetensors file"),
         (less_a_weight, "lacks 1 weights of its config.json's Qwen2-VL, or has them"),
     ],
 )
@@ -593,7 +599,11 @@ def test_a_machine_without_git_trains_all_the_same(make_args, monkeypatch):
     assert json.loads((folder(args) / "config.json").read_text())["commit"] == ""
 
 
-@pytest.mark.parametrize("command", ["grpo.py --help", "hint.py --help", "judge.py --help"])
+SCRIPTS = [f"-m data.{x}" for x in ("toy.prepare", "toy.critics", "toy.replicate", "probes.prepare", "pool.measure")]
+SCRIPTS += ["grpo.py", "hint.py", "judge.py", "analyze.py", "tests/bench_step.py"]
+
+
+@pytest.mark.parametrize("command", [f"{script} --help" for script in SCRIPTS])
 def test_a_missing_package_gets_one_sentence(command):
     done = subprocess.run([sys.executable, "-S", *command.split()], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1 and done.stderr.startswith("The package ") and done.stderr.count("\n") == 1

@@ -12,10 +12,12 @@ import os
 import random
 from pathlib import Path
 
+from judge import letters, need, pick, read_jsonl
+
+need("PIL", "tqdm")
+
 from PIL import Image
 from tqdm import tqdm
-
-from judge import letters, pick, read_jsonl
 
 GREY = (128, 128, 128)
 

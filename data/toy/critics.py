@@ -17,12 +17,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import common  # isort: skip  # first: it says in a sentence which package is missing
 import numpy as np
 import torch
 from tqdm import tqdm
 
 import analyze
-import common
 import vapo
 
 ALONE = SimpleNamespace(sum=lambda x: x)  # a run of one process, where sums over ranks are the sums

@@ -24,6 +24,7 @@ from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that one seed pretrains one model
 
+import common  # isort: skip  # first: it says in a sentence which package is missing
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,6 @@ from transformers import (
 )
 from transformers.vision_utils import get_vision_position_ids
 
-import common
 import grpo
 from data.toy import world
 

@@ -32,10 +32,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+import analyze  # isort: skip  # first: it says in a sentence which package is missing
 import numpy as np
 from scipy.stats import t
 
-import analyze
 import judge
 from analyze import DELIVERED, FIVE, OTHERS, PAPER_DYNAMATH, PAPER_RHO, SIX, WINDOW
 
