@@ -170,6 +170,9 @@ def check_flags(args, world):
     if args.problems // world * args.group % args.minibatches:
         raise SystemExit(f"--minibatches {args.minibatches} does not divide the {args.problems // world} x "
                          f"{args.group} answers of a process: then there would be fewer updates.")  # fmt: skip
+    for k, words in CHOICES.items():  # argparse has looked at the command line, nobody at an Args made in Python
+        if (word := vars(args).get(k, words[0])) not in words:
+            raise SystemExit(f"--{k.replace('_', '-')} {word} is none of {', '.join(words[:-1])} and {words[-1]}.")
     if args.max_pixels < 28 * 28:
         raise SystemExit(f"--max-pixels {args.max_pixels} is less than the 28 x 28 = 784 of one image token.")
     if found := MARKS.search(args.instruction):

@@ -652,7 +652,7 @@ class Api:
 
     def hide(self, text):
         """Some of a server's text for a message: one line, no key."""
-        text = text.replace(self.key, "[key]") if len(self.key) > 7 else text  # shorter is a local server's placeholder
+        text = text.replace(self.key, "[key]") if len(self.key) > 7 else text  # a shorter one is no secret
         return re.sub(r"\s+", " ", text).strip()[:200]
 
 

@@ -511,6 +511,7 @@ def test_text_with_unusual_line_ends_survives_being_written_and_read(tmp_path):
 @pytest.mark.parametrize(
     "flags, words",
     [
+        (dict(gates="of"), "--gates of is none of stop, warn and off"),
         (dict(group=1), "--group 1: advantages compare"),
         (dict(group=0, steps=0), "--group 0 has to be above 0"),
         (dict(steps=-3), "--steps -3 has to be 0 or above"),

@@ -289,7 +289,7 @@ def test_a_call_ends_at_its_deadline_however_the_connection_is_kept_alive(world,
     runs, server = world(4), serve(at_first(fault))
     begin = time.monotonic()
     judge.main([*runs, *options(server, "--deadline", "0.5")])
-    assert verdicts() == expected(runs) and time.monotonic() - begin >= 0.5
+    assert verdicts() == expected(runs) and 0.5 <= time.monotonic() - begin < 30
     assert fault == "silence" or fault not in server.ended
 
 
@@ -858,4 +858,4 @@ def test_https_wants_a_valid_certificate_and_keeps_its_deadline(world, serve, tm
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
     begin = time.monotonic()
     judge.main([*runs, *options(server, "--deadline", "1")])
-    assert verdicts() == expected(runs) and time.monotonic() - begin >= 2 and "trickle" not in server.ended
+    assert verdicts() == expected(runs) and 2 <= time.monotonic() - begin < 30 and "trickle" not in server.ended

@@ -274,7 +274,10 @@ def test_a_teacher_of_the_same_weights_has_no_gap_at_all(arm, world):
     assert isinstance(arm.processor.tokenizer, PreTrainedTokenizerFast)
 
 
-def test_a_mix_or_gate_that_does_not_exist_is_refused(capsys):
+def test_a_mix_or_gate_that_does_not_exist_is_refused(make_args, capsys):
+    for word in ("mix", "gate"):
+        with pytest.raises(SystemExit, match=f"--{word} x is none of"):
+            opd.main(make_args(opd, steps=1, **{word: "x"}))
     for word, choices in dict(mix="'pure', 'annealed', 'gated'", gate="'rollout', 'group'").items():
         with pytest.raises(SystemExit):
             common.parse(opd.Args, [f"--{word}", "x"])

@@ -651,6 +651,8 @@ def test_the_first_steps_are_finite_in_bf16_and_v_starts_exactly(loss, make_args
 
 
 def test_another_loss_is_refused(make_args, capsys):
+    with pytest.raises(SystemExit, match="--critic-loss hl is none of mse and hlgauss"):
+        vapo.main(make_args(vapo, critic_loss="hl"))
     with pytest.raises(SystemExit):
         common.parse(vapo.Args, ["--critic-loss", "hl"])
     assert "argument --critic-loss: invalid choice: 'hl'" in capsys.readouterr().err
