@@ -252,19 +252,29 @@ class Run:
         return values | dict(zip(means, (self.sum(torch.stack([*means.values()])) / self.world).tolist(), strict=True))
 
     def lap(self, name):
-        """The time since the last lap belongs to the stage `name`."""
+        """Time and, on a GPU, the peak memory since the last lap belong to the stage `name`."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+            self.laps[f"memory_{name}"] = self.peak()
         now = time.perf_counter()
         self.laps[f"seconds_{name}"], self.clock = round(now - self.clock, 4), now
 
+    def peak(self):
+        """GiB of this rank's GPU, at most since the last call."""
+        most = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        torch.cuda.reset_peak_memory_stats()
+        return most
+
     def log(self, step, **values):
-        """Means over ranks -> one line of metrics.jsonl and the progress line."""
-        row = {"step": step} | self.mean(values) | self.laps
-        row["tokens"] *= self.world  # of all ranks, like the rate
-        row["tokens_per_second"] = round(row["tokens"] / sum(self.laps.values()), 1)
+        """Means over ranks, of time and memory the most -> one line of metrics.jsonl and the progress line."""
+        laps = self.laps | {"seconds": sum(x for k, x in self.laps.items() if k.startswith("seconds_"))}
         if self.device.type == "cuda":
-            row["memory_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+            laps["memory_gb"] = max(self.peak(), *(x for k, x in laps.items() if k.startswith("memory_")))
+        most = torch.tensor([*laps.values()], dtype=torch.float64, device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        row = {"step": step} | self.mean(values) | dict(zip(laps, most.tolist(), strict=True))
+        row["tokens"] *= self.world  # of all ranks, like the rate
+        row["tokens_per_second"] = round(row["tokens"] / row.pop("seconds"), 1)
         self.last_mixed = step if row["mixed"] > 0 else self.last_mixed
         if self.rank:
             return

@@ -13,7 +13,7 @@ import reopd
 import stack
 import uft
 
-OWN = r"seconds_|tokens_per_second|memory_gb|teacher_kl|clamped|rms_|policy_norm|hint_norm"
+OWN = r"seconds_|tokens_per_second|memory_|teacher_kl|clamped|rms_|policy_norm|hint_norm"
 OFF = {
     "hints of chance 0": (hint, dict(hint_start=0.0), grpo, {}),
     "likelihood of weight 0": (uft, dict(sft_coef=0.0), hint, {}),

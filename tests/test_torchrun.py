@@ -64,9 +64,15 @@ def fails(pool, step, args, run):
         raise RuntimeError("a failure on purpose")
     return next_problems(pool, step, args, run)
 
+def logged(run, step, **values):
+    run.laps["seconds_rollout"] += 100 * run.rank  # so long another rank than the first has taken
+    facts["laps"] = dict(run.laps)
+    log(run, step, **values)
+
+log, common.Run.log = common.Run.log, logged
 common.sample, common.clip_gradient, common.next_problems = fed, watched, drawn
 grpo.main(replace(args, name="fed"))
-common.sample, common.clip_gradient = sample, clip
+common.sample, common.clip_gradient, common.Run.log = sample, clip, log
 rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
 if world > 1:
     more = replace(args, steps=3, save_every=2)
@@ -156,6 +162,13 @@ def test_two_processes_with_answers_of_unequal_length_take_the_gradients_of_one(
     assert one.keys() == two.keys() and {k.split()[0] for k in one} == {"0", "1"}  # two minibatches
     for name, gradient in one.items():
         assert gradient.any() and close(two[name], gradient, 1e-5 * gradient.abs().max().item())
+
+
+def test_they_log_the_seconds_of_the_slowest_and_its_rate(both):
+    laps, row = [both.facts[2, r]["laps"] for r in (0, 1)], common.read_jsonl(folder(both, "fed") / "metrics.jsonl")[0]
+    assert {k for k in row if k.startswith("seconds")} == {"seconds_rollout", "seconds_advantage", "seconds_update"}
+    assert row | {k: max(x[k] for x in laps) for k in laps[0]} == row and row["seconds_rollout"] > 100
+    assert row["tokens_per_second"] == round(row["tokens"] / max(sum(x.values()) for x in laps), 1)
 
 
 def test_they_log_the_same_and_end_with_the_same_weights(both):
