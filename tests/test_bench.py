@@ -83,11 +83,11 @@ def test_full_size_models_have_the_published_number_of_parameters(text, vision, 
 def test_an_arm_starts_on_two_processes_with_the_answers_and_the_loss_that_it_had_on_one(
     make_args, teacher, tmp_path, capsys
 ):
-    args = asdict(make_args(opd, problems=2, teacher=teacher))
+    args = asdict(make_args(opd, problems=4, teacher=teacher))
     flags = [x for k, v in args.items() if k not in ("name", "runs") for x in ("--" + k.replace("_", "-"), str(v))]
     rows, table = {}, []
     for n in (1, 2):
-        run, why = bench_arms.measure("opd", n, 2, flags, tmp_path)
+        run, why = bench_arms.measure("opd", n, 4, flags, tmp_path)
         assert run, why
         assert {x.name for x in run.iterdir()} == {"config.json", "cache.json", "metrics.jsonl", "rollouts.jsonl"}
         rows[n], cache = (common.read_jsonl(run / x) for x in ("metrics.jsonl", "cache.json"))
