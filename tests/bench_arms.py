@@ -267,6 +267,7 @@ def main():
         if flags.size == "2b":
             folder, taught = flags.models or Path(tmp), not {*flags.arms}.isdisjoint(TEACHERS)
             world = build(folder, taught)
+            print("random weights: hardly an answer ends before the limit, the worst case for memory", flush=True)
             teacher = ["--teacher", str(folder / "teacher")]
         rows = []
         for n in flags.processes:

@@ -601,7 +601,7 @@ def test_a_machine_without_git_trains_all_the_same(make_args, monkeypatch):
 
 
 SCRIPTS = [f"-m data.{x}" for x in ("toy.prepare", "toy.critics", "toy.replicate", "probes.prepare", "pool.measure")]
-SCRIPTS += ["grpo.py", "hint.py", "judge.py", "analyze.py", "tests/bench_step.py"]
+SCRIPTS += ["grpo.py", "hint.py", "judge.py", "analyze.py", "tests/bench_step.py", "tests/bench_arms.py"]
 
 
 @pytest.mark.parametrize("command", [f"{script} --help" for script in SCRIPTS])
