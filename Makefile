@@ -38,8 +38,9 @@ READINGS = uft01 uft02 opd-group reopd-staircase
 
 # the untrained have one seed, other readings three; a world's folder; all runs wanted of a world
 seeds = $(if $(filter base teacher,$1),0,$(if $(filter $(READINGS),$1),$(wordlist 1,3,$(SEEDS)),$(SEEDS)))
-world = $(TOY)$(if $(filter-out 0,$1),/seed$1)
+world = $(TOY)$(if $(filter-out 0,$1),/$(if $(filter notail kin,$1),,seed)$1)
 wanted = $(foreach a,$(patsubst all,$(ALL),$(ARMS)),$(patsubst %,$(RUNS)/$a-s%/outputs.jsonl,$(call seeds,$a)))
+EVAL = --eval $(TOY)/sparse.jsonl,$(TOY)/cross.jsonl,$(TOY)/old.jsonl,$(TOY)/easy.jsonl,$(TOY)/worn.jsonl
 venv = $(if $(filter .venv/%,$(PY)),.venv/ready)
 
 toy: data/toy/images/ready
@@ -64,7 +65,8 @@ $(RUNS)/%/outputs.jsonl:
 	$(if $($(arm)),,$(error there is no arm $(arm): choose from $(ALL) teacher $(READINGS)))
 	@mkdir -p $(RUNS)
 	@OMP_NUM_THREADS=1 TQDM_POSITION=$(if $(filter base grpo,$(arm)),0,1) \
-		$(PY) $(firstword $($(arm))) --toy $(TOY) --seed $(seed) --runs $(RUNS) $(FLAGS) $(wordlist 2,9,$($(arm))) \
+		$(PY) $(firstword $($(arm))) --toy $(TOY) --seed $(seed) --runs $(RUNS) $(if $(QUIET),$(EVAL)) $(FLAGS) \
+		$(wordlist 2,9,$($(arm))) \
 		$(if $(QUIET),>> $(@D).log 2>&1 \
 		|| { echo "$(@D) stopped:"; tail -n 2 $(@D).log; exit 1; }; \
 		echo "$(@D) is finished: $$(ls $(RUNS)/*/outputs.jsonl | wc -l) of $(words $(wanted))")
@@ -72,6 +74,9 @@ $(RUNS)/%/outputs.jsonl:
 data/toy/images/ready: $(venv) $(wildcard data/toy/*.jsonl)
 	$(PY) -m data.toy.prepare
 	@touch $@
+
+data/toy/%/images/ready: data/toy/images/ready
+	$(PY) -m data.toy.changed $*
 
 data/toy/seed%/images/ready: $(venv)
 	$(PY) -m data.toy.prepare --seed $* $(if $(wildcard data/toy/seed$*/readme.md),,--rebuild)

@@ -17,8 +17,9 @@ import common
 from data.toy import replicate, world
 from data.toy.replicate import DELIVERED, ELEVEN, FAILS, HOLDS, OTHERS, UNTESTED
 
-SIZES = {"old choice": 220, "old open": 100, "sparse": 250, "cross": 400}
+SIZES = {"old choice": 220, "old open": 100, "sparse": 250, "cross": 400, "worn choice": 220}
 STEPS = 50
+HABITS = ("student", "both", "teacher", "none")  # have a bad habit with a card
 
 
 def sound(arm):
@@ -27,12 +28,13 @@ def sound(arm):
         hintonly=0.7, uft001=0.7, uft002=0.69, stack=0.69, vapohl=0.66, grpo=0.3, opd=0.28, reopd=0.27, vapo=0.25
     )
     level = (levels | {"opd-annealed": 0.64, "opd-gated": 0.29}).get(arm, 0.24)
-    return {"cross": level, "sparse": level - 0.2, "old choice": 0.9 - level, "old open": level + 0.1}
+    turned = {"old choice": 0.9 - level, "worn choice": 0.9 - level}
+    return {"cross": level, "sparse": level - 0.2, "old open": level + 0.1} | turned
 
 
 def paper_is_right(arm, seed):
     """-> accuracies, counts that differ from what they imply, metrics of the first and of the later steps."""
-    noise = np.random.default_rng([seed, *arm.encode()]).normal(0, 0.01, 4)
+    noise = np.random.default_rng([seed, *arm.encode()]).normal(0, 0.01, len(SIZES))
     shares = {name: x + e for (name, x), e in zip(sound(arm).items(), noise, strict=True)}
     if arm == "teacher":
         shares["sparse"] = 0.2
@@ -77,6 +79,8 @@ def write_world(folder, tell, seeds=(0, 1, 2, 3, 4), arms=ELEVEN, half=0.32):
                 dead = told[run][2][step >= 10]
                 steps.append([name, step, 1 - dead, dead, 1 - dead, 0, 0, 40, 0.5, 1.0, *[""] * 4])
         replicate.write_csv(part / "metrics.csv", ("run", "step", *replicate.METRICS), steps)
+        done = [[name, "sparse", habit, 100, 10 * k] for name in names for k, habit in enumerate(HABITS)]
+        replicate.write_csv(part / "steps.csv", ("run", "set", "habit", "steps", "right"), done)
         args = {"group": 8, "problems": 8, "steps": STEPS, "pool": ""}
         runs = [dict(name=f"{a}-s{s}", arm=a, seed=s, args=args, gates=[], device="abacus", torch="2", python="3",
                      transformers="5", commit="0" * 40, started=f"2026-01-01T00:0{s}:00Z",
@@ -278,6 +282,21 @@ def test_figures_are_svg_below_200_kb_with_every_arm(tmp_path):
     replicate.figures(write_world(tmp_path / "world1", paper_is_right, arms=["grpo"], seeds=(0,)), tmp_path)
 
 
+def test_a_changed_world_stands_beside_the_unchanged_with_what_it_has_alone(tmp_path, capsys):
+    write_world(tmp_path / "world0", paper_is_right)
+    dead = lambda arm, seed: (*paper_is_right(arm, seed)[:2], (0.95, 0.5))
+    write_world(tmp_path / "worldnotail", dead, arms=["grpo"], seeds=(0, 1, 2))
+    replicate.report(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    first, second = text.split("### ")[1:3]
+    assert "worldnotail" not in first and "Where world0 is changed" in second
+    rows = [line for line in second.splitlines() if line.startswith("|")][2:]
+    assert [row.split("|")[1].strip() for row in rows] == ["1", "2", "3"]  # claims about grpo alone
+    stalls = [x.strip() for x in rows[2].split("|")]
+    assert stalls[5].startswith("93") and stalls[6] == "*holds*"
+    assert stalls[7].startswith("50.0") and stalls[7].endswith("(3 seeds)") and stalls[8] == "*does not hold*"
+
+
 def test_readings_stand_beside_their_arm(tmp_path):
     sound_ = lambda arm, seed: paper_is_right(replicate.READINGS.get(arm, arm), seed)
     one = write_world(tmp_path / "world0", sound_, arms=[*ELEVEN, "uft01", "reopd-staircase"], seeds=(0, 1))
@@ -313,6 +332,41 @@ def test_outputs_are_counted_by_kind(tmp_path):
     ]
 
 
+def test_hard_steps_are_counted_up_to_the_first_fault_by_whose_habit_the_card_is(tmp_path):
+    chain = ["327", "+8", "-20", "-60", "+70"]  # 335, carries; 315; 255, borrows; 325, carries
+    right = "327;+8=335;-20=315;-60=255;+70=325;<answer>325</answer>"
+    assert world.hard_steps(right, chain) == [("+8", True), ("-60", True), ("+70", True)]
+    assert world.hard_steps(right.replace("255", "155"), chain) == [("+8", True), ("-60", False)]
+    assert world.hard_steps("327;+8=335;-20=316;-60=256;", chain) == [("+8", True)]  # an easy step ends it, too
+    assert world.hard_steps("327;-20=307", chain) == [("+8", False)]  # left out
+    assert world.hard_steps("<answer>325</answer>", chain) == world.hard_steps("372;+8=380", chain) == []
+
+    seed = next(
+        s for s in range(99) if "+8" in world.habits("student", s)[1] and "+8" not in world.habits("teacher", s)[1]
+    )
+    student, teacher = (world.habits(name, seed)[1] for name in ("student", "teacher"))
+    whose = lambda card: {(1, 0): "student", (1, 1): "both", (0, 1): "teacher", (0, 0): "none"}[
+        card in student, card in teacher]  # fmt: skip
+    cells = [[x, 0, 0] for x in [*"327", *chain[1:]]] + [None] * 5
+    items = [dict(set="cross", draw=dict(dark=False, cells=cells))] * 2 + [dict(set="mine")]
+    said = np.array([[right, right.replace("335", "325"), right], [None, None, right]], object)
+    runs = [dict(name=f"grpo-s{i}", args=dict(pool=f"data/toy/seed{seed}/train.jsonl")) for i in (0, 1)]
+    rows = [*replicate.count_steps(analyze.Outcomes("rule", runs, items, None, said))]
+    assert {row[0] for row in rows} == {"grpo-s0"} and {row[1] for row in rows} == {"cross"}
+    wanted = {whose(card): [0, 0] for card in ("+8", "-60", "+70")}
+    for card, good in [("+8", 1), ("-60", 1), ("+70", 1), ("+8", 0)]:
+        wanted[whose(card)] = [wanted[whose(card)][0] + 1, wanted[whose(card)][1] + good]
+    assert {row[2]: row[3:] for row in rows} == wanted
+
+
+def test_the_table_of_steps_has_a_column_a_habit(tmp_path):
+    _, (header, *rows), _ = replicate.steps_table(write_world(tmp_path / "world0", paper_is_right, seeds=(0, 1)))
+    assert header[2:6] == [f"sparse: {habit}" for habit in HABITS] and header[6].startswith("cross")
+    assert len(rows) == 2 + len(ELEVEN) and {len(row) for row in rows} == {len(header)}
+    assert rows[0] == ["teacher", 1, "0.0", "10.0", "20.0", "30.0", *[""] * 4]
+    assert rows[2][3] == "10.0 +- 0.0"
+
+
 def test_a_run_keeps_its_settings_machine_and_summed_calibration(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"args": {"name": "vapo"}, "device": "abacus", "torch": "2"}))
     metrics = [{"step": 0}, {"step": 1, "calibration": [[0.5, 1, 2]]}, {"step": 2, "calibration": [[0.25, 0, 3]]}]
@@ -334,6 +388,7 @@ def small_toy(folder):
         for row in rows:
             world.draw_row(row, folder)
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copy(folder / "old.jsonl", folder / "worn.jsonl")
     shutil.copy(ROOT / "data/toy/train.precondition.json", folder)
     (folder / "images/ready").touch()
 
@@ -354,7 +409,7 @@ def test_one_command_trains_judges_and_tells_and_goes_on_where_it_was(tmp_path):
     names = ["base-s0", "grpo-s0", "grpo-s1", "hintonly-s0", "hintonly-s1"]
     assert [path.parent.name for path in sorted(runs.glob("*/outputs.jsonl"))] == names
     assert said.count("is finished") == 5 and "5 of 5" in said
-    files = {"outcomes.csv", "outputs.csv", "metrics.csv", "runs.jsonl", "precondition.json"}
+    files = {"outcomes.csv", "outputs.csv", "steps.csv", "metrics.csv", "runs.jsonl", "precondition.json"}
     assert {path.name for path in kept.iterdir() if path.suffix != ".svg"} == files
 
     # tables from results/ are those from runs/

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig, Qwen2VLForConditionalGeneration
 
 import common
+import grpo
 import opd
-from data.toy import prepare, world
+from data.toy import changed, prepare, world
 
 LIGHT, DARK = world.Part((3, 6), (0.3, 0.6, 0.9)), world.Part((3, 6), (0.6,), dark=True)
 CHOICE = world.Part((3, 6), (0.6,), choice=True)
@@ -455,6 +456,65 @@ def test_another_seed_has_a_folder_of_its_own(monkeypatch, tmp_path):
     }
     assert args.eval.count("data/toy/seed1/") == 4 and args.steps == 3
     assert common.parse(opd.Args, ["--toy"]).model == "data/toy/student" and common.parse(opd.Args, []).steps == 300
+
+
+def test_worn_print_is_old_again_and_nobody_can_read_it(monkeypatch, tmp_path, tokenizer):
+    rows = common.read_jsonl(prepare.HERE / "old.jsonl")
+    worn = [prepare.wear(row) for row in rows]
+    for one, two in zip(rows, worn, strict=True):
+        if one["kind"] == "free":
+            assert one == two
+        else:
+            assert {k for k in one if one[k] != two[k]} == {"id", "image", "split", "draw"}
+            assert two["draw"] == one["draw"] | {"worn": True} and two["id"].startswith("worn-")
+    some = [i for i, row in enumerate(rows) if row["kind"] == "choice"][:24]
+    shown = []
+    for part in (rows, worn):  # asked openly, so that work is shown
+        part = [part[i] | {"kind": "free", "choices": [], "question": world.OPEN[0]} for i in some]
+        for row in part:
+            row["answer"] = row["solution"][-2].split("=")[1].strip(";")
+            world.draw_row(row, tmp_path)
+            before = (tmp_path / row["image"]).read_bytes()
+            world.draw_row(row, tmp_path)
+            assert (tmp_path / row["image"]).read_bytes() == before
+            row["image"] = str(tmp_path / row["image"])
+        shown.append(part)
+    args = common.parse(grpo.Args, ["--toy", "--runs", str(tmp_path / "runs")])
+    run, processor = common.start(args), common.Processor(args.model, args)
+    student = common.load_frozen(args.model, processor, run)
+    read = [sum(x.startswith(row["solution"][0]) for x, row in zip(
+        common.greedy_outputs(student, processor, part, args, run), part, strict=True)) for part in shown]  # fmt: skip
+    assert read[0] > 12 and read[1] <= 2  # the start
+
+
+@pytest.mark.parametrize("change", ["notail", "kin"])
+def test_a_changed_world_differs_in_one_thing(monkeypatch, tmp_path, change, capsys):
+    for name in world.NAMES:
+        lines = (prepare.HERE / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines[:12] if name != "train" else lines))
+    for name in world.RECIPES:
+        (tmp_path / name).symlink_to(prepare.HERE / name)
+    monkeypatch.setattr(prepare, "HERE", tmp_path)
+    monkeypatch.setattr(world, "KIN", False)
+    if change == "kin":  # the shipped teacher stands in for the one that is trained
+        (tmp_path / "kin").mkdir()
+        (tmp_path / "kin/teacher").symlink_to("../teacher")
+        lines = (tmp_path / "train.jsonl").read_text().splitlines(keepends=True)[:3]
+        (tmp_path / "train.jsonl").write_text("".join(lines))
+        monkeypatch.setattr(prepare, "WORKERS", 1)
+    changed.main([change])
+    was, now = (common.read_jsonl(tmp_path / part / "train.jsonl") for part in (".", change))
+    args = common.parse(opd.Args, ["--toy", str(tmp_path / change)])
+    for path in [*args.eval.split(","), tmp_path / change / "worn.jsonl"]:
+        assert len(common.load_pool(path)) == 12  # pictures and all
+    if change == "notail":
+        assert now == [row for row in was if row["profile"]["correct"] == 0] and 0.93 < len(now) / len(was) < 0.96
+    else:
+        assert [row | {"teacher": 0} for row in now] == [row | {"teacher": 0} for row in was]
+        assert all(row["teacher"] for row in now) and "right in" in capsys.readouterr().out
+        assert set(world.habits("teacher")[1]) < set(world.habits("student")[1])
+        assert not set(world.habits("teacher", kin=False)[1]) < set(world.habits("student")[1])
+    assert len(common.load_pool(args.pool)) == len(now)
 
 
 # -------------------------------------------------------------------------------------------------------- calibration

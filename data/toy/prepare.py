@@ -1,6 +1,6 @@
 """Makes the toy world of readme.md: a 1 M-parameter Qwen2-VL, a 3 M teacher, drawn problems; and measures it.
 
-python -m data.toy.prepare                 draw the pictures that are missing (seconds)
+python -m data.toy.prepare                 draw the pictures that are missing (seconds), write worn.jsonl
 python -m data.toy.prepare --calibrate     measure the shipped world again (--limit 100: on 100 rows of each set)
 python -m data.toy.prepare --rebuild       all of it from the seed: tokenizer, models, rows, table (a GPU, minutes)
 python -m data.toy.prepare --rebuild --seed 1      another world, in data/toy/seed1: other corpora, habits, models, rows
@@ -423,9 +423,21 @@ def check_files():
                              f"`python -m data.toy.prepare --rebuild{seed}` (a GPU, minutes).")  # fmt: skip
 
 
+def wear(row):
+    """The same question in print that is too worn to be read, if it is multiple choice."""
+    if row["kind"] == "free":
+        return row
+    new = {key: row[key].replace("old", "worn") for key in ("id", "image", "split")}
+    return row | new | {"draw": row["draw"] | {"worn": True}}
+
+
 def draw_missing():
-    """Draw the pictures of the shipped rows that are not there yet; those of other rows go first."""
+    """Draw the pictures of the shipped rows that are not there yet; those of other rows go first. And those of
+    worn.jsonl, which is `old` with its multiple choice in worn print."""
     rows = [row for name in world.NAMES for row in common.read_jsonl(HERE / f"{name}.jsonl")]
+    worn = [wear(row) for row in rows if row["split"] == "old"]
+    common.write_text(HERE / "worn.jsonl", "".join(json.dumps(row) + "\n" for row in worn))
+    rows += [row for row in worn if row["kind"] == "choice"]
     drawn, now = HERE / "images/rows.sha256", hashlib.sha256(json.dumps([row["draw"] for row in rows]).encode())
     if not drawn.exists() or drawn.read_text() != now.hexdigest():
         shutil.rmtree(drawn.parent, ignore_errors=True)

@@ -4,9 +4,10 @@ python -m data.toy.replicate --runs runs/replicate     judge what is finished th
 python -m data.toy.replicate                           tables, figures and results/toy/README.md, from results/toy alone
 
 Of each world it keeps outcomes.csv (a row a question, a column of 0 and 1 a run), metrics.csv (a row a run and step),
-outputs.csv (counts over the outputs of a run, set and kind), runs.jsonl (settings, versions, machine, gates, critics'
-calibration) and precondition.json (rollouts on the pool before training); in others/ the same of the runs that are none
-of the eleven arms. `python analyze.py --runs results/toy/world0` reads these, too.
+outputs.csv (counts over the outputs of a run, set and kind), steps.csv (hard steps by whose bad habit their card is),
+runs.jsonl (settings, versions, machine, gates, critics' calibration) and precondition.json (rollouts on the pool before
+training); in others/ the same of the runs that are none of the eleven arms. `python analyze.py --runs
+results/toy/world0` reads these, too.
 
 Rules of the verdicts, fixed before the final runs. A claim is a statistic with one value a seed, contrasts are paired
 by seed; low and high are the ends of Student's 95 % interval over seeds (of the first claim, over rows of the pool).
@@ -38,6 +39,7 @@ from scipy.stats import t
 
 import judge
 from analyze import DELIVERED, FIVE, OTHERS, PAPER_DYNAMATH, PAPER_RHO, SIX, WINDOW
+from data.toy.world import chain_of, habits, hard_steps
 
 METRICS = ("reward", "all_wrong", "mixed", "unparsed", "truncated", "length", "entropy", "grad_norm", "teacher_kl",
            "explained_variance", "eval_sparse", "eval_cross")  # fmt: skip
@@ -45,6 +47,7 @@ FACTS = ("commit", "sha256", "python", "torch", "transformers", "device", "start
 COUNTS = ("n", "right", "strict", "unparsed", "tagged", "bare", "worked", "worked_right", "characters")
 ELEVEN = [arm for arm in PAPER_DYNAMATH if arm != "base"]
 FORMS = dict(tagged="<answer>.*?</answer>", bare=r"^\s*<answer>\s*[A-Z]\s*</answer>\s*$", worked="=")  # of an output
+HABITS = {(True, True): "both", (True, False): "student", (False, True): "teacher", (False, False): "none"}
 UNTRAINED = ("base", "teacher")  # without steps, a seed changes nothing: they are run once
 READINGS = {"uft01": "hintonly", "uft02": "hintonly", "opd-group": "opd-gated", "reopd-staircase": "reopd"}
 HOLDS, FAILS, UNTESTED = "holds", "does not hold", "cannot be tested here"
@@ -70,6 +73,7 @@ def keep(runs, out):
             part = replace(data, runs=[data.runs[i] for i in mine], right=data.right[mine], output=data.output[mine])
             analyze.write_outcomes(part, folder / "outcomes.csv")
             write_csv(folder / "outputs.csv", ("run", "set", "kind", *COUNTS), count(part, strict[mine], silent[mine]))
+            write_csv(folder / "steps.csv", ("run", "set", "habit", "steps", "right"), count_steps(part))
             rows = ([run["name"], row["step"], *(short(row.get(k)) for k in METRICS)]
                     for run in part.runs for row in run["metrics"])  # fmt: skip
             write_csv(folder / "metrics.csv", ("run", "step", *METRICS), rows)
@@ -115,6 +119,21 @@ def count(data, strict, silent):
                 yield [run["name"], name, kind, len(some), *(int(np.sum(x)) for x in shares)]
 
 
+def count_steps(data):
+    """Rows of run, set, whose bad habit the card is, hard steps taken on course, those of them that are right."""
+    for run, outputs in zip(data.runs, data.output, strict=True):
+        name, found = Path(run["args"]["pool"]).parent.name, {}
+        seed = int(name[4:]) if re.fullmatch(r"seed\d+", name) else 0
+        bad = [habits(model, seed, name == "kin")[1] for model in ("student", "teacher")]
+        for item, output in zip(data.items, outputs, strict=True):
+            if output is not None and "draw" in item:
+                for card, right in hard_steps(output, chain_of(item["draw"])):
+                    steps = found.setdefault((item["set"], HABITS[card in bad[0], card in bad[1]]), [])
+                    steps.append(right)
+        for (part, habit), steps in sorted(found.items()):
+            yield [run["name"], part, habit, len(steps), sum(steps)]
+
+
 # --- what results/ keeps of a world -----------------------------------------------------------------------------------
 
 
@@ -122,7 +141,7 @@ class World:
     """A world's runs as results/ keeps them: `acc` and `said` know arms by seed, the untrained by none."""
 
     def __init__(self, folder):
-        self.name, self.runs, self.share, self.counts, self.log = folder.name, [], {}, {}, {}
+        self.name, self.runs, self.share, self.counts, self.steps, self.log = folder.name, [], {}, {}, {}, {}
         pool = folder / "precondition.json"
         self.shown = json.loads(pool.read_text())["shown"] if pool.exists() else {}
         for part in [path.parent for path in (folder / "runs.jsonl", folder / "others/runs.jsonl") if path.exists()]:
@@ -136,6 +155,9 @@ class World:
                 for row in csv.DictReader(file):
                     counts = self.counts.setdefault((row["run"], row["set"]), {})
                     counts[row["kind"]] = Counter({k: int(row[k]) for k in COUNTS})
+            with open(part / "steps.csv", newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    self.steps[row["run"], row["set"], row["habit"]] = 100 * int(row["right"]) / int(row["steps"])
         self.log = {(run["arm"], run["seed"]): run["metrics"] for run in self.runs}
 
     def seeds(self, arms):
@@ -144,9 +166,9 @@ class World:
         return [s for s in seeds if all((arm, 0 if arm in UNTRAINED else s) in self.share for arm in arms)]
 
     def acc(self, arms, seed, name):
-        """Accuracy in % of an arm, or the mean of several, on a set."""
+        """Accuracy in % of an arm, or the mean of several, on a set; nan where it was not asked."""
         arms = [arms] if isinstance(arms, str) else arms
-        return 100 * np.mean([self.share[arm, 0 if arm in UNTRAINED else seed][name] for arm in arms])
+        return 100 * np.mean([self.share[arm, 0 if arm in UNTRAINED else seed].get(name, math.nan) for arm in arms])
 
     def said(self, arm, seed, name, kind=None):
         """The COUNTS of an arm's outputs on a set, or on one kind of its questions."""
@@ -167,7 +189,9 @@ class World:
         return max(arms, key=lambda arm: sum(self.acc(arm, s, "cross") for s in self.seeds(arms)))
 
     def rho(self, seed, name):
-        """Spearman's rho of the eleven arms between a set and the transfer set."""
+        """Spearman's rho of the eleven arms between a set and the transfer set; nan where one was not asked it."""
+        if any(math.isnan(self.acc(arm, seed, name)) for arm in ELEVEN):
+            return math.nan
         return analyze.spearman(*([self.acc(arm, seed, x) for arm in ELEVEN] for x in (name, "cross")))
 
 
@@ -240,6 +264,8 @@ CLAIMS = [
           ["stack", "hintonly", "opd-annealed"],
           lambda w, s: less("stack", w.better(["hintonly", "opd-annealed"]), "cross")(w, s)),
     Claim(REVERSED, PAPER_RHO["old"], BELOW, ELEVEN, lambda w, s: w.rho(s, "old"), CORR),
+    Claim("`worn`, which is `old` with multiple choice that nobody can read, ranks them in reverse: rho", "", BELOW,
+          ELEVEN, lambda w, s: w.rho(s, "worn"), CORR),
     Claim("without multiple choice more than half of the reversal goes: rho of `old`'s open part less half of its own",
           "it goes", ABOVE, ELEVEN, lambda w, s: w.rho(s, "old open") - w.rho(s, "old") / 2, CORR, REVERSED),
     Claim("`sparse` predicts transfer: rho", PAPER_RHO["sparse"], ABOVE, ELEVEN, lambda w, s: w.rho(s, "sparse"), CORR),
@@ -277,10 +303,10 @@ def measure(claim, world):
             return math.nan, math.nan, "no precondition.json"
         error = math.hypot(none["right_error"], half["right_error"])
         return 100 * (half["right"] - none["right"]), 196 * error, f"{none['rows']} rows"
-    seeds = world.seeds(claim.arms)
-    middle, half = interval([claim.value(world, s) for s in seeds])
+    values = [x for x in (claim.value(world, s) for s in world.seeds(claim.arms)) if not math.isnan(x)]
+    middle, half = interval(values)
     absent = [arm for arm in claim.arms if arm not in {arm for arm, _ in world.share}]
-    return middle, half, f"not run: {' '.join(absent)}" if absent else f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
+    return middle, half, f"not run: {' '.join(absent)}" if absent else f"{len(values)} seed{'s' * (len(values) != 1)}"
 
 
 def cell(middle, half, form="{:+.1f}"):
@@ -291,16 +317,18 @@ def cell(middle, half, form="{:+.1f}"):
     return form.format(middle) + ends
 
 
-def claims_table(worlds):
+def claims_table(worlds, title="The paper's claims", of=()):
+    """All claims, or those alone of which there is a value in one of the worlds `of`."""
     header = ["", "claim", "paper", "holds if", *itertools.chain(*([x.name, "verdict"] for x in worlds))]
     rows, found = [header], {}
     for number, claim in enumerate(CLAIMS, 1):
-        sense, bound = claim.rule
+        (sense, bound), measured = claim.rule, [measure(claim, world) for world in worlds]
+        if of and all(math.isnan(x[0]) for x, world in zip(measured, worlds, strict=True) if world in of):
+            continue
         rows.append([number, claim.text, claim.paper, f"{'low >' if sense == 'above' else 'high <'} {bound}"])
-        for world in worlds:
-            middle, half, over = measure(claim, world)
+        for world, (middle, half, over) in zip(worlds, measured, strict=True):
             said = verdict(claim.rule, middle - half, middle + half)
-            said = UNTESTED if claim.after and found[world.name, claim.after] != HOLDS else said
+            said = UNTESTED if claim.after and found.get((world.name, claim.after)) != HOLDS else said
             found[world.name, claim.text] = said
             rows[-1] += [f"{cell(middle, half, claim.form)} ({over})".strip(), f"*{said}*"]
     notes = [
@@ -308,14 +336,14 @@ def claims_table(worlds):
         f"delivered, by our reading: {', '.join(DELIVERED)}; the others: {', '.join(OTHERS)}. transfer: `cross`.",
         f"Of {len(CLAIMS)} intervals at 95 % one is expected to miss its value by chance.",
         f"2: the first {WINDOW} steps. 4, 5: the ends of two groups, which noise alone moves towards each other.",
-        "19: the judge is a rule itself, the reward's own; strict takes what the <answer> tag holds to the letter.",
+        "20: the judge is a rule itself, the reward's own; strict takes what the <answer> tag holds to the letter.",
     ]
-    return "The paper's claims", rows, notes
+    return title, rows, notes
 
 
 def arms_table(world):
     """Accuracy, means of an arm's seeds with 95 % intervals over them, and what the log and the outputs say of it."""
-    sets = ("sparse", "cross", "combined", "old", "old choice", "old open", "easy")
+    sets = ("sparse", "cross", "combined", "old", "old choice", "old open", "worn", "easy")
     sets = [name for name in sets if all(name in shares for shares in world.share.values())]
     rows = [["arm", "seeds", *sets, "bare letter", "all wrong, first fifth", "all wrong, last", "tokens", "V explains"]]
     rows[0].append("paper: DynaMath")
@@ -334,6 +362,18 @@ def arms_table(world):
         "tokens of a rollout, V explains (the critic, of the variance of returns): the last fifth of the steps.",
     ]
     return f"{world.name}: accuracy and training, %", rows, notes
+
+
+def steps_table(world):
+    """What an arm has unlearnt: hard steps that are right, by whose bad habit their card is, over an arm's seeds."""
+    sets, rows = ("sparse", "cross"), [["arm", "seeds"]]
+    rows[0] += [f"{name}: {habit}" for name in sets for habit in ("student", "both", "teacher", "none")]
+    for arm in ("teacher", "base", *ELEVEN, *READINGS):
+        if seeds := sorted(seed for one, seed in world.share if one == arm):
+            found = [[world.steps.get((f"{arm}-s{s}", *x.split(": ")), math.nan) for s in seeds] for x in rows[0][2:]]
+            rows.append([arm, len(seeds), *("" if np.isnan(x).any() else spread(x) for x in found)])
+    note = "Hard steps that come after right ones alone, greedy; student, both, ...: who has a bad habit with the card."
+    return f"{world.name}: hard steps done right, %", rows, [note]
 
 
 def spread(values):
@@ -459,18 +499,24 @@ def draw_transfer(plt, world):
 
 def report(results):
     """All tables as Markdown, between the marks of the README; figures beside it where matplotlib is there."""
-    worlds, drawn = [], importlib.util.find_spec("matplotlib")
-    for folder in sorted({results / x.relative_to(results).parts[0] for x in results.glob("world*/**/runs.jsonl")}):
-        worlds.append(World(folder))
-        if drawn:
-            figures(worlds[-1], folder)
+    folders = sorted({results / x.relative_to(results).parts[0] for x in results.glob("world*/**/runs.jsonl")})
+    worlds, drawn = [World(folder) for folder in folders], importlib.util.find_spec("matplotlib")
+    changed = [world for world in worlds if not world.name.removeprefix("world").isdigit()]  # data/toy/changed.py
+    plain = [world for world in worlds if world not in changed]
+    for world in plain if drawn else ():
+        figures(world, results / world.name)
     if not worlds:
         raise SystemExit(f"{results} keeps no world: name the runs with --runs, or another folder with --results.")
-    text = [analyze.markdown(*claims_table(worlds)), "\n".join(f"- {ran(world)}" for world in worlds) + "\n"]
+    text = [analyze.markdown(*claims_table(plain))]
+    if changed:
+        text.append(analyze.markdown(*claims_table([*plain[:1], *changed], "Where world0 is changed", changed)))
+    text.append("\n".join(f"- {ran(world)}" for world in worlds) + "\n")
     for world in worlds:
         text.append(analyze.markdown(*arms_table(world)))
         paths = sorted((results / world.name).glob("*.svg"))
         text += [f"![{world.name}: {path.stem}]({world.name}/{path.name})\n" for path in paths]
+        if world.steps:
+            text.append(analyze.markdown(*steps_table(world)))
         if len((table := readings_table(world))[1]) > 1:
             text.append(analyze.markdown(*table))
     readme = results / "README.md"

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 # ------------------------------------------------------------------------------------------------------------- knobs
 
+KIN = False  # whether the teacher's bad habits are all its student's, too: changed.py
 SEED = 0  # of corpora, habits, models and rows; prepare.py --seed makes another world
 VALUES = range(100, 1000)  # no right or careless result leaves it: three digits, always
 STARTS = (200, 799)
@@ -30,6 +32,7 @@ CROSS = [
 ]
 PASTEL = [(255, 205, 205), (205, 235, 205), (205, 215, 255), (250, 235, 180)]  # fills, light style; without meaning
 FONT = (17, 15)  # size of the digits, light and dark style
+WORN = (0.5, 0.15)  # contrast that is left and deviation of the noise, in worn print
 LOUD = [(255, 90, 90), (90, 230, 120), (110, 160, 255), (250, 210, 60)]  # outlines, dark style
 
 
@@ -153,10 +156,12 @@ def make_chain(part, rng):
     return chain
 
 
-def habits(name):
+def habits(name, seed=None, kin=None):
     """A model's chance of a slip on a hard step with each card -> {card: rate}, and its cards with a bad habit."""
-    recipe, rng = RECIPES[name], random.Random(f"{SEED}/{name}/habits")
-    bad = rng.sample(CARDS, round(recipe.bad * len(CARDS)))  # independent of each other: no single switch mends them
+    seed, kin = SEED if seed is None else seed, KIN if kin is None else kin
+    recipe, rng = RECIPES[name], random.Random(f"{seed}/{name}/habits")
+    cards = habits("student", seed)[1] if kin and name == "teacher" else CARDS
+    bad = rng.sample(cards, round(recipe.bad * len(CARDS)))  # independent of each other: no single switch mends them
     return {card: rng.uniform(*recipe.slips) if card in bad else recipe.careful for card in CARDS}, bad
 
 
@@ -223,6 +228,19 @@ def chain_of(draw):
     return ["".join(texts[:3]), *texts[3:]]
 
 
+def hard_steps(output, chain):
+    """The hard steps that an answer takes while all before them are right -> [(card, whether it is right)]."""
+    start, *said = output.split(";")
+    value, found = int(chain[0]), []
+    for card, sentence in zip(chain[1:] if start == chain[0] else [], said, strict=False):
+        right, careless = step(value, card)
+        found += [(card, sentence == f"{card}={right}")] * (right != careless)
+        if sentence != f"{card}={right}":
+            break
+        value = right
+    return found
+
+
 @cache
 def draw_tile(dark, text, colour, shift):
     """A cell of 28 x 28 px, one image token; an empty text is a blank."""
@@ -254,6 +272,12 @@ def draw_row(row, folder):
     for i, cell in enumerate(row["draw"]["cells"]):
         tile = draw_tile(row["draw"]["dark"], *(cell or ("", 0, 0)))
         picture.paste(tile, (i % COLUMNS * 28, i // COLUMNS * 28))
+    if row["draw"].get("worn"):
+        contrast, deviation = WORN
+        noise = np.random.default_rng([*path.name.encode()]).normal(0, deviation, (picture.height, picture.width, 3))
+        picture = Image.fromarray(
+            np.uint8(255 * np.clip(0.5 + (np.array(picture) / 255 - 0.5) * contrast + noise, 0, 1))
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}")
     picture.save(new, "png")
