@@ -28,13 +28,17 @@ vapo = vapo.py --name vapo --critic-loss mse
 vapohl = vapo.py --name vapohl --critic-loss hlgauss
 stack = stack.py
 ALL = vapo vapohl base grpo hintonly uft001 uft002 opd opd-annealed opd-gated reopd stack
-# for replicate alone: who teaches, and other readings of three arms
+# for replicate alone: who teaches, other readings of three arms, other settings of the critics
 teacher = grpo.py --name teacher --steps 0 --model $(TOY)/teacher
 uft01 = uft.py --name uft01 --sft-coef 0.01
 uft02 = uft.py --name uft02 --sft-coef 0.02
 opd-group = opd.py --name opd-group --mix gated --gate group
 reopd-staircase = reopd.py --name reopd-staircase --replay staircase
-READINGS = uft01 uft02 opd-group reopd-staircase
+vapo-mc = vapo.py --name vapo-mc --critic-loss mse --lambda-floor 1
+vapohl-mc = vapo.py --name vapohl-mc --critic-loss hlgauss --lambda-floor 1
+vapo-fast = vapo.py --name vapo-fast --critic-loss mse --critic-lr 1e-3
+vapohl-fast = vapo.py --name vapohl-fast --critic-loss hlgauss --critic-lr 1e-3
+READINGS = uft01 uft02 opd-group reopd-staircase vapo-mc vapohl-mc vapo-fast vapohl-fast
 
 # the untrained have one seed, other readings three; a world's folder; all runs wanted of a world
 seeds = $(if $(filter base teacher,$1),0,$(if $(filter $(READINGS),$1),$(wordlist 1,3,$(SEEDS)),$(SEEDS)))

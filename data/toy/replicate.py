@@ -49,7 +49,8 @@ ELEVEN = [arm for arm in PAPER_DYNAMATH if arm != "base"]
 FORMS = dict(tagged="<answer>.*?</answer>", bare=r"^\s*<answer>\s*[A-Z]\s*</answer>\s*$", worked="=")  # of an output
 HABITS = {(True, True): "both", (True, False): "student", (False, True): "teacher", (False, False): "none"}
 UNTRAINED = ("base", "teacher")  # without steps, a seed changes nothing: they are run once
-READINGS = {"uft01": "hintonly", "uft02": "hintonly", "opd-group": "opd-gated", "reopd-staircase": "reopd"}
+READINGS = {"uft01": "hintonly", "uft02": "hintonly", "opd-group": "opd-gated", "reopd-staircase": "reopd",
+            "vapo-mc": "vapo", "vapohl-mc": "vapohl", "vapo-fast": "vapo", "vapohl-fast": "vapohl"}  # fmt: skip
 HOLDS, FAILS, UNTESTED = "holds", "does not hold", "cannot be tested here"
 BEGIN, END = "<!-- written by python -m data.toy.replicate -->", "<!-- end -->"
 
@@ -382,7 +383,7 @@ def spread(values):
 
 
 def readings_table(world):
-    """Other readings of three arms beside the one that is in the tables, paired by seed."""
+    """Other readings of three arms and settings of the critics beside what is in the tables, paired by seed."""
     rows = [["arm", "beside", "seeds", "sparse", "sparse: difference", "cross", "cross: difference"]]
     for arm, other in READINGS.items():
         if seeds := world.seeds([arm, other]):
@@ -390,7 +391,10 @@ def readings_table(world):
             for name in ("sparse", "cross"):
                 gaps = [less(arm, other, name)(world, s) for s in seeds]
                 rows[-1] += [spread([world.acc(arm, s, name) for s in seeds]), cell(*interval(gaps))]
-    notes = ["uft01, uft02: coefficients 0.01 and 0.02; opd-group: --gate group; reopd-staircase: --replay staircase."]
+    notes = [
+        "uft01, uft02: coefficients 0.01 and 0.02; opd-group: --gate group; reopd-staircase: --replay staircase.",
+        "mc: --lambda-floor 1, so that advantages are return - V; fast: --critic-lr 1e-3, thrice the default.",
+    ]
     return f"{world.name}: other readings", rows, notes
 
 
