@@ -81,6 +81,9 @@ def write_world(folder, tell, seeds=(0, 1, 2, 3, 4), arms=ELEVEN, half=0.32):
         replicate.write_csv(part / "metrics.csv", ("run", "step", *replicate.METRICS), steps)
         done = [[name, "sparse", habit, 100, 10 * k] for name in names for k, habit in enumerate(HABITS)]
         replicate.write_csv(part / "steps.csv", ("run", "set", "habit", "steps", "right"), done)
+        learnt = [[f"{arm}-s{seed}", step, "" if step == 9 else 0.01 * step + 0.1 * seed + 0.2 * (arm == "vapohl")]
+                  for arm, seed in mine if arm in ("vapo", "vapohl") for step in range(12)]  # fmt: skip
+        replicate.write_csv(part / "pretraining.csv", ("run", "step", "explained_variance"), learnt)
         args = {"group": 8, "problems": 8, "steps": STEPS, "pool": ""}
         runs = [dict(name=f"{a}-s{s}", arm=a, seed=s, args=args, gates=[], device="abacus", torch="2", python="3",
                      transformers="5", commit="0" * 40, started=f"2026-01-01T00:0{s}:00Z",
@@ -365,6 +368,17 @@ def test_the_table_of_steps_has_a_column_a_habit(tmp_path):
     assert len(rows) == 2 + len(ELEVEN) and {len(row) for row in rows} == {len(header)}
     assert rows[0] == ["teacher", 1, "0.0", "10.0", "20.0", "30.0", *[""] * 4]
     assert rows[2][3] == "10.0 +- 0.0"
+
+
+def test_critics_are_set_side_by_side_as_they_learn(tmp_path):
+    _, rows, notes = replicate.critics_table(write_world(tmp_path / "world0", paper_is_right, seeds=(0, 1)))
+    assert [row[0] for row in rows[1:]] == [
+        f"value pretraining, {x}" for x in ("1 to 3", "4 to 6", "7 to 9", "10 to 12")
+    ]
+    assert [row[1].split(" ")[0] for row in rows[1:]] == ["6.0", "9.0", "12.0", "15.5"]  # a step has none: 10, 11
+    assert [row[3] for row in rows[1:]] == ["+20.0 [+20.0, +20.0]"] * 4 and "2 seeds" in notes[-1]
+    alone = write_world(tmp_path / "world1", paper_is_right, arms=["vapo"])
+    assert len(replicate.critics_table(alone)[1]) == 1  # a header
 
 
 def test_a_run_keeps_its_settings_machine_and_summed_calibration(tmp_path):

@@ -5,9 +5,9 @@ python -m data.toy.replicate                           tables, figures and resul
 
 Of each world it keeps outcomes.csv (a row a question, a column of 0 and 1 a run), metrics.csv (a row a run and step),
 outputs.csv (counts over the outputs of a run, set and kind), steps.csv (hard steps by whose bad habit their card is),
-runs.jsonl (settings, versions, machine, gates, critics' calibration) and precondition.json (rollouts on the pool before
-training); in others/ the same of the runs that are none of the eleven arms. `python analyze.py --runs
-results/toy/world0` reads these, too.
+pretraining.csv (a row a critic and step of value pretraining), runs.jsonl (settings, versions, machine, gates, critics'
+calibration) and precondition.json (rollouts on the pool before training); in others/ the same of the runs that are none
+of the eleven arms. `python analyze.py --runs results/toy/world0` reads these, too.
 
 Rules of the verdicts, fixed before the final runs. A claim is a statistic with one value a seed, contrasts are paired
 by seed; low and high are the ends of Student's 95 % interval over seeds (of the first claim, over rows of the pool).
@@ -78,6 +78,10 @@ def keep(runs, out):
             rows = ([run["name"], row["step"], *(short(row.get(k)) for k in METRICS)]
                     for run in part.runs for row in run["metrics"])  # fmt: skip
             write_csv(folder / "metrics.csv", ("run", "step", *METRICS), rows)
+            rows = [[run["name"], row["step"], short(row.get("explained_variance"))] for run in part.runs
+                    for row in analyze.read_metrics(run["dir"] / "pretraining.jsonl")]  # fmt: skip
+            if rows:
+                write_csv(folder / "pretraining.csv", ("run", "step", "explained_variance"), rows)
             (folder / "runs.jsonl").write_text("".join(json.dumps(facts(run)) + "\n" for run in part.runs))
     pool = Path(data.runs[0]["args"]["pool"])
     told = {"precondition.json": pool.with_suffix(".precondition.json")}
@@ -92,6 +96,11 @@ def keep(runs, out):
 def write_csv(path, header, rows):
     with open(path, "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
+
+
+def read_csv(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
 
 
 def short(x):
@@ -142,7 +151,8 @@ class World:
     """A world's runs as results/ keeps them: `acc` and `said` know arms by seed, the untrained by none."""
 
     def __init__(self, folder):
-        self.name, self.runs, self.share, self.counts, self.steps, self.log = folder.name, [], {}, {}, {}, {}
+        self.name, self.runs, self.share, self.counts, self.steps = folder.name, [], {}, {}, {}
+        self.log, self.before = {}, {}  # in training, and in value pretraining
         pool = folder / "precondition.json"
         self.shown = json.loads(pool.read_text())["shown"] if pool.exists() else {}
         for part in [path.parent for path in (folder / "runs.jsonl", folder / "others/runs.jsonl") if path.exists()]:
@@ -152,13 +162,14 @@ class World:
             sets |= {"old choice": data.choice(sets["old"]), "old open": data.choice(sets["old"], False)}
             for run, right in zip(data.runs, data.right, strict=True):
                 self.share[run["arm"], run["seed"]] = {name: right[at].mean() for name, at in sets.items() if len(at)}
-            with open(part / "outputs.csv", newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    counts = self.counts.setdefault((row["run"], row["set"]), {})
-                    counts[row["kind"]] = Counter({k: int(row[k]) for k in COUNTS})
-            with open(part / "steps.csv", newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    self.steps[row["run"], row["set"], row["habit"]] = 100 * int(row["right"]) / int(row["steps"])
+            for row in read_csv(part / "outputs.csv"):
+                counts = self.counts.setdefault((row["run"], row["set"]), {})
+                counts[row["kind"]] = Counter({k: int(row[k]) for k in COUNTS})
+            for row in read_csv(part / "steps.csv"):
+                self.steps[row["run"], row["set"], row["habit"]] = 100 * int(row["right"]) / int(row["steps"])
+            for row in read_csv(part / "pretraining.csv") if (part / "pretraining.csv").exists() else ():
+                told = {"explained_variance": float(row["explained_variance"])} if row["explained_variance"] else {}
+                self.before.setdefault(row["run"], []).append(told)
         self.log = {(run["arm"], run["seed"]): run["metrics"] for run in self.runs}
 
     def seeds(self, arms):
@@ -377,6 +388,25 @@ def steps_table(world):
     return f"{world.name}: hard steps done right, %", rows, [note]
 
 
+def critics_table(world):
+    """How much of the variance of returns critics explain as they learn, HL-Gauss beside MSE by seed."""
+    arms, rows = ("vapo", "vapohl"), [["steps", "vapo", "vapohl", "vapohl - vapo"]]
+    seeds = [s for s in world.seeds(arms) if all(f"{arm}-s{s}" in world.before for arm in arms)]
+    for name, of in (("value pretraining", world.before), ("training", world.log)):
+        logs = [[of[f"{arm}-s{s}" if of is world.before else (arm, s)] for s in seeds] for arm in arms]
+        n = min((len(log) for some in logs for log in some), default=0)
+        for k in range(4 if n else 0):
+            part = slice(k * n // 4, (k + 1) * n // 4)
+            both = [[analyze.mean(100 * x for x in analyze.column(log[part], "explained_variance")) for log in some]
+                    for some in logs]  # fmt: skip
+            if None not in both[0] + both[1]:
+                gap = cell(*interval(np.subtract(both[1], both[0])))
+                rows.append([f"{name}, {part.start + 1} to {part.stop}", *map(spread, both), gap])
+    notes = ["Explained variance of returns not trained on yet, 1 - Var(R - V) / Var(R), of the steps that have any.",
+             f"{len(seeds)} seeds; the same rollouts for both critics in value pretraining."]  # fmt: skip
+    return f"{world.name}: what critics explain, %", rows, notes
+
+
 def spread(values):
     """Accuracies of an arm's seeds in % -> mean +- half of the interval."""
     return analyze.seed_mean(np.array(values) / 100)
@@ -521,8 +551,7 @@ def report(results):
         text += [f"![{world.name}: {path.stem}]({world.name}/{path.name})\n" for path in paths]
         if world.steps:
             text.append(analyze.markdown(*steps_table(world)))
-        if len((table := readings_table(world))[1]) > 1:
-            text.append(analyze.markdown(*table))
+        text += [analyze.markdown(*x) for x in (critics_table(world), readings_table(world)) if len(x[1]) > 1]
     readme = results / "README.md"
     said = readme.read_text(encoding="utf-8") if readme.exists() else f"{BEGIN}{END}\n"
     before, after = said.split(BEGIN)[0], said.split(END)[-1]
