@@ -20,15 +20,12 @@ import shutil
 import subprocess
 import sys
 import time
-from bisect import bisect_left
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
 from inspect import signature
-from itertools import accumulate
 from pathlib import Path
 
-from judge import extract, grade, need, pick, prompt_text, read_jsonl
+from judge import grade, need, prompt_text, read_jsonl
 
 need("torch", "transformers", "PIL", "numpy", "scipy", "tqdm")
 
@@ -55,6 +52,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
+
+from data.rows import MARKS, load_image, load_pool, load_sets, next_problems, segments, teacher_cuts  # noqa: F401
 
 torch._dynamo.config.recompile_limit = 64  # a graph for each number of rows
 torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN plans every new shape anew: 10x slower where lengths vary
@@ -152,7 +151,6 @@ def start(args):
 
 POSITIVE = ("problems", "group", "warmup", "save_every", "patience", "minibatches", "micro_batch", "eval_size",
             "max_new_tokens", "temperature", "value_steps")  # fmt: skip
-MARKS = re.compile(r"<image>|<\|\w\w+\|>")  # what the chat template alone may put into a prompt
 LEFT = ("gates.json", "pretraining.jsonl", "critic.safetensors")  # of a start that ended before its first state
 FREE = ("runs", "gates", "patience", "save_every")  # flags that change no weight and may differ when a run is resumed
 
@@ -635,173 +633,7 @@ def clip_gradient(policy, max_norm):
     return norm
 
 
-# -------------------------------------------------------------------------------------------------------- 4 problems
-
-ROW = ("id", "image", "question", "answer", "kind", "choices")
-
-
-def load_pool(path, least=1, decode=True):
-    """A pool or an evaluation set -> list of rows, each row and image checked; `image` becomes the path from here.
-
-    decode=False looks only whether the images are there, for rows whose converter has decoded them.
-
-    Stops with one sentence that names the file, the first bad row and the remedy, and counts the other bad rows.
-    """
-    path, bad, numbers, golds = Path(path), [], {}, {}
-    if not path.is_file():
-        raise SystemExit(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: {_remedy(path)}.")
-    with open(path, encoding="utf-8", errors="surrogateescape") as lines:
-        if odd := next((number for number, x in enumerate(lines, 1) if re.search("[\udc80-\udcff]", x)), None):
-            raise SystemExit(f"{path}, line {odd} is not UTF-8: save the file in that encoding.")
-    rows = read_jsonl(path)
-    for number, row in enumerate(rows, 1):
-        fault = check_row(row)
-        if not fault and numbers.setdefault(row["id"], number) != number:
-            fault = f"its id is that of line {numbers[row['id']]} too: give each row its own"
-        if not fault:
-            first = golds.setdefault((row["image"], row["question"], *row["choices"]), (row["answer"], number))
-            if first[0] != row["answer"]:
-                fault = f"line {first[1]} asks the same and has another gold: drop both"
-        if fault:
-            bad.append(f"line {number} (id {row.get('id') if isinstance(row, dict) else None}): {fault}")
-        else:
-            row["image"] = str(path.parent / row["image"])
-    if not bad:
-        images = [*dict.fromkeys(row["image"] for row in rows)]
-        check = check_image if decode else lambda x: None if os.path.exists(x) else f"the image {x} is missing"
-        with ThreadPoolExecutor() as threads:
-            faults = tqdm(threads.map(check, images), f"images of {path.name}", len(images), unit="image",
-                          leave=False, disable=len(images) < 2000)  # fmt: skip
-            faults = dict(zip(images, faults, strict=True))
-        faults = [(number, row["id"], faults[row["image"]]) for number, row in enumerate(rows, 1)]
-        bad = [f"line {number} (id {id}): {fault}" for number, id, fault in faults if fault]
-    if bad:
-        remedy = f"; {_remedy(path)}" if "is missing" in bad[0] else ""
-        raise SystemExit(f"{path}, {bad[0]}{remedy}{f' ({len(bad) - 1} more rows are bad)' if len(bad) > 1 else ''}.")
-    if not rows:
-        raise SystemExit(f"{path} is empty: put problems in it, one JSON row a line.")
-    if len(rows) < least:
-        raise SystemExit(f"{path} holds {len(rows)} problems and a step takes {least}: lower --problems or add rows.")
-    return rows
-
-
-def _remedy(path):
-    """What to do about a pool that is not there, or about its images."""
-    folder = path if path.is_dir() else path.parent
-    script, readme = folder / "prepare.py", folder / "readme.md"
-    if not path.is_file() and (others := sorted(x.name for x in folder.glob("*.jsonl"))):
-        return f"{folder} holds {', '.join(others)}"
-    if script.exists() and not path.is_absolute():
-        return f"run `python -m {'.'.join(script.with_suffix('').parts)}`"
-    return f"{readme} says how to make it" if readme.exists() else "check the path"
-
-
-def check_row(row):
-    """What is wrong with the text of a row, and what to do about it, or None."""
-    if not isinstance(row, dict):
-        return "it is no JSON object: write one row a line"
-    if missing := [k for k in ROW if k not in row]:
-        return f"there is no field {missing[0]}: a row has {', '.join(ROW)}"
-    texts, lists = [row[k] for k in ROW[:4]], [row["choices"], *(row.get(k) or [] for k in ("solution", "teacher"))]
-    if not all(isinstance(x, list) for x in lists):
-        return "choices, solution and teacher have to be lists: write [] where there is nothing"
-    if not all(isinstance(x, str) for x in texts + lists[0] + lists[1]):
-        return 'id, image, question, answer, each option and each sentence have to be text: write 4 as "4"'
-    if not all(type(x) is int and x >= 0 for x in lists[2]):
-        return "its teacher answer holds something else than token ids: write a list of whole numbers"
-    if re.search("[\ud800-\udfff]", " ".join(texts + lists[0] + lists[1])):
-        return "half a character (a lone surrogate such as \\ud800) stands in its text: take it out"
-    if row["kind"] not in ("choice", "free"):
-        return f"its kind is {row['kind']!r}: write choice or free"
-    if not len(set(row["choices"])) == len(row["choices"]) <= 26:
-        return "two of its options are equal, or there are more than 26: repair or remove the row"
-    if not row["question"].strip() or not row["answer"].strip():
-        return "question or answer is empty: remove the row"
-    if found := MARKS.search(" ".join([row["question"], *row["choices"]])):
-        return f"{found[0]} stands in the text: take it out, the prompt places the image itself"
-    if (row["kind"] == "choice" or row["choices"]) and pick(row["answer"], row["choices"]) in (None, -1):
-        return f"the gold {row['answer']!r} is none of its {len(row['choices'])} options: parse them or drop the row"
-
-
-def check_image(path):
-    """What is wrong with an image file, and what to do about it, or None. Decodes it whole."""
-    return read_image(path)[1]
-
-
-def read_image(path):
-    """An image file -> (its picture, None) or (None, what is wrong with it, and what to do about it)."""
-    if not os.path.exists(path):
-        return None, f"the image {path} is missing"
-    try:
-        width, height = (image := load_image(path)).size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        return None, f"the image {path} can't be read ({error}): replace it or remove the row"
-    if max(width, height) > 200 * min(width, height):
-        return None, f"the image {path} is {width} x {height}, longer than 200 : 1: remove the row"
-    return image, None
-
-
-def load_image(path):
-    """RGB; what is transparent is laid on white (a plain conversion would make it black)."""
-    image = Image.open(path).convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-
-
-def load_sets(args):
-    """{name: rows} of the evaluation sets, loaded before training so that a bad one stops the run early."""
-    paths = [path for path in args.eval.split(",") if path]
-    if len({Path(path).stem for path in paths}) < len(paths):
-        raise SystemExit(f"--eval {args.eval} names two files alike, by which sets are known: rename one.")
-    return {Path(path).stem: load_pool(path) for path in paths}
-
-
-def next_problems(pool, step, args, run):
-    """This rank's problems of step `step`, each `group` times in a row -> list of B rows. Pure in (seed, step, rank).
-
-    Shuffled epochs, joined end to end. Rank r takes every world-th problem: the first minibatch of all ranks together
-    is then the first minibatch of a single process.
-    """
-    rows = []
-    for k in range(step * args.problems + run.rank, (step + 1) * args.problems, run.world):
-        epoch, i = divmod(k, len(pool))
-        rows += [pool[shuffled(args.seed, epoch, len(pool))[i]]] * args.group
-    return rows
-
-
-@cache
-def shuffled(seed, epoch, n):
-    return random.Random(f"{seed}/{epoch}").sample(range(n), n)
-
-
-def segments(problem, most=5):
-    """A reference solution of n sentences cut into K <= `most` parts, the k-th cut at round(k n / K) -> K texts.
-
-    Parts that would give the answer away are empty: the last, and all from the first sentence that ends in the answer.
-    """
-    solution, choices = problem.get("solution") or [], problem["choices"]
-    K = min(most, len(solution))
-    ends = [round(k * len(solution) / K) for k in range(1, K + 1)]
-    parts = ["".join(solution[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
-    gold = choices[pick(problem["answer"], choices)] if choices else problem["answer"]
-    stated = re.compile(rf"(?<![\w.]){re.escape(gold)}[^\w]*$")
-    told = lambda text: stated.search(text) or grade(text, problem["answer"], choices) == "right"
-    first = next((i for i, sentence in enumerate(solution) if told(sentence)), len(solution))
-    return [part if end <= first and end < len(solution) else "" for part, end in zip(parts, ends, strict=True)]
-
-
-def teacher_cuts(problem, processor, most=5):
-    """Where a stored teacher answer may be cut: tokens in its first 0..K-1 of K <= `most` parts -> list, [0] if none.
-
-    Parts end at sentences, lines or steps; never after the answer has begun.
-    """
-    ids = problem.get("teacher") or []
-    texts = processor.tokenizer.batch_decode([[i] for i in ids])
-    chars = [*accumulate(map(len, texts))]
-    found = re.finditer(r"[.!?](?=\s)\n*|;|\n+", "".join(texts))
-    ends = sorted({bisect_left(chars, m.end()) + 1 for m in found} | {len(ids)} - {0})
-    K = min(most, len(ends))
-    cuts = [0] + [ends[round(k * len(ends) / K) - 1] for k in range(1, K)]
-    return [cut for cut in cuts if "<answer>" not in "".join(texts[:cut])]
+# --------------------------------------------------------------------------------------------------------- 4 prompts
 
 
 @dataclass
@@ -1311,168 +1143,7 @@ def stored_rollouts(policy, processor, pool, args, run):
     return sum(right) / len(right), map(replay, range(len(paths)), paths)
 
 
-# ----------------------------------------------------------------------------------------------------------- 8 gates
-
-
-# nats a token by which two forwards may differ; under bf16 it is 0.016 at the 2B's shape, off by one position 0.05
-CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
-
-
-def gate(name, good, value, text, remedy="", bad="fail"):
-    """One check: its figure, in words, and where it is not good, which row shows that and what to do about it."""
-    verdict, text = ("pass", text) if good else (bad, f"{text}; {remedy}" if remedy else text)
-    return dict(name=name, verdict=verdict, value=value, text=text)
-
-
-@torch.no_grad()
-def shared_gates(policy, processor, pool, args, run):
-    """What every arm checks before training, on one step's rollouts -> list of gates."""
-    run.begin("gates")
-    problems = next_problems(pool, 0, args, run)
-    batch = sample(policy, processor, problems, args, run)
-    rewards, grades = reward(batch, problems)
-    gap = ((score(policy, batch, args) - batch.logp) * batch.mask).abs()
-    m = run.mean(rollout_stats(batch, rewards, grades, args) | dict(gap=gap.sum() / batch.mask.sum()))
-    close = CLOSE[run.dtype]
-    few = pool[:: math.ceil(len(pool) / 64)]
-    odd = next(filter(None, (image_fault(p, policy, processor, run) for p in few)), None)
-    lengths = [(processor.length(p), p["id"]) for p in pool[run.rank :: run.world]]
-    most = (gap.max().item(), problems[gap.amax(1).argmax()]["id"])
-    dist.all_gather_object(every := [None] * run.world, (max(lengths, default=(0, "")), most))
-    (longest, wide), (most, worst) = (max(x) for x in zip(*every, strict=True))
-    room = policy.model.config.text_config.max_position_embeddings
-    trained, whole = (sum(p.numel() for p in policy.parameters() if p.requires_grad or k) for k in (0, 1))
-    dropout = policy.model.config.text_config.attention_dropout
-    expected = (1 - m["reward"]) ** args.group  # by Jensen, the least that independent rollouts allow
-    noise = 3 * (expected * (1 - expected) / args.problems) ** 0.5
-    choice = sum(p["kind"] == "choice" for p in pool) / len(pool)
-    solved, stored = (sum(bool(p.get(k)) for p in pool) / len(pool) for k in ("solution", "teacher"))
-    three = range(0, len(grades), math.ceil(len(grades) / 3))
-    read = lambda i: f"{extract(batch.text[i], problems[i]['choices'])!r}, gold {problems[i]['answer']!r}: {grades[i]}"
-    return [
-        gate("pool", True, len(pool), f"{len(pool)} problems, every image readable; {choice:.0%} multiple choice, "
-             f"{solved:.0%} with a reference solution, {stored:.0%} with a stored teacher answer"),
-        gate("prompt", longest + args.max_new_tokens <= room, longest,
-             f"the longest of {len(pool)} prompts takes {longest} tokens, an answer {args.max_new_tokens}, of {room}",
-             f"it is row {wide}: lower --max-pixels or --max-new-tokens, or remove the row"),
-        gate("image", not odd, len(few), odd or f"image tokens and features are equally many in {len(few)} rows",
-             "take preprocessor_config.json and config.json of one and the same Qwen2-VL"),
-        gate("weights", dropout == 0, trained, f"{trained:,} of {whole:,} are trained, in fp32, dropout {dropout}",
-             f"dropout makes log-probs random: set attention_dropout in {args.model}/config.json to 0"),
-        gate("sampling", m["distinct"] > 1 / args.group or args.group == 1, m["distinct"],
-             f"temperature {args.temperature}, no top-k, no top-p, ends at {policy.eos}; "
-             f"{m['distinct']:.0%} of a group's answers are distinct",
-             f"all to row {problems[0]['id']} are {batch.text[0][-90:]!r}: raise --temperature"),
-        gate("log-probs", m["gap"] < close, m["gap"],
-             f"sampler and training forward differ by {m['gap']:.1e} nats a token, {most:.1e} at most",
-             f"over {close:.0e} is a fault in positions, masks, images or weights, worst in row {worst}: install the "
-             "versions of requirements.txt"),
-        gate("rollouts", True, len(grades), f"three of {len(grades)}, with the answer read and its grade:"
-             + "".join(f"\n        {batch.text[i][-90:]!r} is read as {read(i)}" for i in three)),
-        gate("success", 0 < m["reward"] < 1, m["reward"], f"{m['reward']:.1%} of rollouts right (paper: 3.6%)",
-             "nothing to learn from these: if the three above are graded as they should be, take other rows", "warn"),
-        gate("dead groups", m["all_wrong"] >= expected - noise, m["all_wrong"],
-             f"{m['all_wrong']:.0%} of groups all wrong (paper: 85-97%), at least {expected:.0%} expected",
-             "see in rollouts.jsonl whether the answers of a group belong to one problem", "warn"),
-        gate("parsed", m["unparsed"] < 0.5, 1 - m["unparsed"],
-             f"{1 - m['unparsed']:.0%} of answers can be read, {m['truncated']:.0%} are cut off by the limit",
-             "failures are of format: raise --max-new-tokens, or ask for <answer> in --instruction", "warn"),
-    ]  # fmt: skip
-
-
-def image_fault(problem, policy, processor, run):
-    """Where the prompt and the vision tower disagree about a row's image, or None."""
-    prompt = processor.encode(problem)
-    pixels, grid = prompt.pixels.to(run.device, run.dtype), prompt.grid.to(run.device)
-    features = len(policy.sampler.model.visual(pixels, grid).pooler_output)
-    tokens = prompt.ids.count(processor.tokenizer.convert_tokens_to_ids("<|image_pad|>"))
-    if tokens != features:
-        return f"row {problem['id']} has {tokens} image tokens and {features} image features"
-    if len(prompt.ids) != (length := processor.length(problem)):
-        return f"the prompt of row {problem['id']} has {len(prompt.ids)} tokens, by its image's size {length}"
-
-
-def hint_gates(policy, processor, pool, args, run):
-    """What the hint arms check besides: every row has a solution, half of one unlocks, none gives the answer away."""
-    cut = [segments(p) for p in pool]
-    bare = [p["id"] for x, p in zip(cut, pool, strict=True) if not any(x)]
-    leaks = [p["id"] for x, p in zip(cut, pool, strict=True) if grade("".join(x), p["answer"], p["choices"]) == "right"]
-    solved = 1 - len(bare) / len(pool)
-    run.begin("hint gates")
-    problems = next_problems(pool, 0, args, run)
-    halves = [processor.tokenize("".join(segments(p, 2))) for p in problems]
-    without = reward(sample(policy, processor, problems, args, run), problems)[0]
-    half = reward(sample(policy, processor, problems, args, run, halves), problems)[0]
-    m = run.mean(dict(without=without, half=half))
-    return [
-        gate("solutions", solved >= 0.9, solved, f"{solved:.0%} of problems have a solution that can be shown in part",
-             f"not {', '.join(bare[:3])}: run data.pool.solutions, or remove the rows that have none"),
-        gate("no leak", not leaks, len(leaks), f"{len(leaks)} hints state the answer",
-             f"first {', '.join(leaks[:3])}: rewrite these rows' solutions"),
-        gate("half hint", m["half"] > m["without"], m["half"],
-             f"half a solution lifts {m['without']:.1%} right to {m['half']:.1%} (paper: 7.2 to 34.4%)",
-             "so it doesn't help: read some solutions, and take more --problems for a surer figure", "warn"),
-    ]  # fmt: skip
-
-
-def teacher_gates(teacher, policy, processor, pool, sets, args, run):
-    """What the teacher arms check besides: it sees the image, a student would teach itself nothing, and its ceiling."""
-    run.begin("teacher gates")
-    problems = next_problems(pool, 0, args, run)
-    batch = sample(policy, processor, problems, args, run)
-    blind = replace(batch, pixels=[torch.zeros_like(x) for x in batch.pixels])
-    seen = ((score(teacher, batch, args) - score(teacher, blind, args)) * batch.mask).abs().sum(1)
-    itself = Policy(policy.sampler, policy.sampler, processor.tokenizer).to(run.device).eval()
-    old_logp = score(policy, batch, args)
-    m = run.mean(dict(sees=(seen > 0).double(), self=teacher_gap(itself, old_logp, batch, args).abs(),
-                      kl=-teacher_gap(teacher, old_logp, batch, args).sum() / batch.mask.sum()))  # fmt: skip
-    right = accuracy(teacher, processor, sets, args, run)
-    ceiling = ", ".join(f"{name} {share:.1%}" for name, share in right.items())
-    return [
-        gate("teacher's eyes", m["sees"] == 1, m["sees"], f"{m['sees']:.0%} of its scores change with the image",
-             f"least that of row {problems[seen.argmin()]['id']}: take another --teacher than {args.teacher}"),
-        gate("self-teaching", m["self"] < CLOSE[run.dtype], m["self"],
-             f"a student that teaches itself has an advantage of {m['self']:.1e} nats",
-             "teacher and student are not scored alike: install the versions of requirements.txt"),
-        gate("ceiling", True, max(right.values(), default=0.0), f"the teacher, greedy: {ceiling}; KL {m['kl']:.2f}"),
-    ]  # fmt: skip
-
-
-def critic_gates(rate, seen, window):
-    """What the critic arms check after value pretraining, from the `moments` of each of its steps: V at its start, and
-    that in its last steps the critic knew more than a constant, of rollouts on which it had not been trained yet.
-    """
-    n, target, _, error, _ = seen[0].tolist()
-    start, explained = (target - error) / n, explained_variance(seen[-window:])
-    return [
-        gate("value at start", abs(start - rate) < 0.005, start,
-             f"V is {start:.4f}; {rate:.4f} of the stored rollouts are right (paper: 3.6%)",
-             "the head does not start at its bias: install the versions of requirements.txt"),
-        gate("critic", explained > 0.05, "" if math.isnan(explained) else explained,
-             f"after {len(seen)} steps it explains {explained:.1%} of the variance of unseen returns, a constant 0%"
-             if explained == explained else f"the returns of the last {window} steps are all equal: nothing to explain",
-             "5% are wanted: raise --critic-lr or --value-steps, or take other rows",
-             "warn" if explained > 1e-3 else "fail"),
-    ]  # fmt: skip
-
-
-def report_gates(gates, args, run, when="before training"):
-    """Print the gates, file them in gates.json, and stop where one failed (--gates stop|warn|off)."""
-    if run.rank == 0:
-        path = run.dir / "gates.json"
-        filed = json.loads(path.read_text())["gates"] if path.exists() else []
-        filed += [g | {"when": when} for g in gates]
-        filed = {(g["when"], g["name"]): g for g in filed}  # one that is checked again keeps its place
-        write_text(path, json.dumps({"gates": [*filed.values()]}, indent=1))
-        told = [f"  {g['verdict']}  {g['name']}: {g['text']}" for g in gates]
-        print(f"{run.dir}: gates {when}", *told, sep="\n", flush=True)
-    failed = [g["name"] for g in gates if g["verdict"] == "fail"]
-    if failed and args.gates == "stop":
-        names = f"{'s' * (len(failed) > 1)} {' and '.join(failed)}"
-        raise SystemExit(f"{run.dir}: the gate{names} failed, see above; --gates warn goes on regardless.")
-
-
-# --------------------------------------------------------------------------------------------------------- 9 outputs
+# --------------------------------------------------------------------------------------------------------- 8 outputs
 
 
 def greedy_outputs(policy, processor, rows, args, run, desc=None):
@@ -1504,35 +1175,20 @@ def evaluate(policy, processor, sets, step, args, run):
     return {f"eval_{k}": v for k, v in accuracy(policy, processor, sets, args, run).items()} if due else {}
 
 
-def write_outputs(policy, processor, sets, args, run):
-    """checkpoint/ (a valid --model) and its audit, then greedy answers in outputs.jsonl, which end the run."""
+def save_checkpoint(policy, processor, run):
+    """checkpoint/: the trained model, whole and in run.dtype, a valid --model."""
     refresh(policy)
-    model, folder = policy.sampler, run.dir / "checkpoint"
+    folder = run.dir / "checkpoint"
     if run.rank == 0:
-        for part in (model, processor.tokenizer, processor.images):
+        for part in (policy.sampler, processor.tokenizer, processor.images):
             part.save_pretrained(folder.with_suffix(".new"))
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".new").rename(folder)
     dist.barrier()
-    audit = []
-    if run.rank == 0:
-        before, saved = (load_model(path, model.dtype).state_dict() for path in (args.model, folder))
-        live = {name: x.cpu() for name, x in model.state_dict().items()}
-        moved = sum(not torch.equal(x, before[name]) for name, x in live.items())
-        torn = [name for name, x in live.items() if not x.isfinite().all()]
-        other = [name for name, x in live.items() if not torch.equal(x, saved[name]) and name not in torn]
-        audit = [
-            gate("moved", (moved > 0) == (args.steps > 0), moved,
-                 f"{moved} of {len(live)} tensors differ from {args.model} after {args.steps} steps",
-                 "see `mixed` and `grad_norm` in metrics.jsonl", "warn"),
-            gate("finite", not torn, "", f"{len(torn)} tensors are not finite",
-                 f"first {', '.join(torn[:3])}: train again under another --name with a lower --lr"),
-            gate("saved", not other, "", f"{len(other)} tensors of the checkpoint are not those that answer",
-                 f"first {', '.join(other[:3])}: look for room on the disk, and give the same command again"),
-        ]  # fmt: skip
-    dist.broadcast_object_list(box := [audit])
-    audit = box[0]
-    report_gates(audit, args, run, "after training")
+
+
+def write_outputs(policy, processor, sets, args, run):
+    """Greedy answers to every evaluation set in outputs.jsonl, which ends the run."""
     lines = []
     for name, rows in sets.items():
         texts = greedy_outputs(policy, processor, rows, args, run, f"{run.dir.name}: answers to {name}")

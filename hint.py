@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import common  # isort: skip  # first: it says in a sentence which package is missing
 import torch
 
+from data import gates
+
 
 @dataclass
 class Args:
@@ -94,9 +96,9 @@ def main(args):
     optimizer = torch.optim.AdamW(trained, lr=args.lr, betas=(0.9, 0.999), weight_decay=args.weight_decay)
     run.resume((policy, optimizer))
     if run.step == 0 and args.gates != "off":
-        gates = common.shared_gates(policy, processor, pool, args, run)
-        gates += common.hint_gates(policy, processor, pool, args, run)
-        common.report_gates(gates, args, run)
+        checks = gates.shared(policy, processor, pool, args, run)
+        checks += gates.hints(policy, processor, pool, args, run)
+        gates.report(checks, args, run)
 
     for step in range(run.step, args.steps):
         run.begin(step)
@@ -139,6 +141,8 @@ def main(args):
         run.show(step, batch, problems, reward, adv)
         run.save(step, (policy, optimizer))
 
+    common.save_checkpoint(policy, processor, run)
+    gates.audit(policy, args, run)
     common.write_outputs(policy, processor, sets, args, run)
 
 

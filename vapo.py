@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import common  # isort: skip  # first: it says in a sentence which package is missing
 import torch
 
+from data import gates
+
 
 @dataclass
 class Args:
@@ -103,7 +105,7 @@ def pretrain(critic, optimizer, rate, rollouts, args, run):
         explained = [common.explained_variance(seen[i:][:window]) for i in range(0, len(seen), window)]
         if len(seen) % window == 0 and max(0.05, *explained[-2:]) <= max(explained[:-2], default=0.0):
             break
-    common.report_gates(common.critic_gates(rate, seen, window), args, run, "after value pretraining")
+    gates.report(gates.critics(rate, seen, window), args, run, "after value pretraining")
 
 
 def policy_loss(logp, old_logp, adv, args):
@@ -125,8 +127,8 @@ def main(args):
     critic_optimizer = torch.optim.AdamW(trained, lr=args.critic_lr, weight_decay=args.weight_decay)
     resumed = run.resume((policy, optimizer), (critic, critic_optimizer))
     if run.step == 0 and args.gates != "off":
-        gates = common.shared_gates(policy, processor, pool, args, run)
-        common.report_gates(gates, args, run)
+        checks = gates.shared(policy, processor, pool, args, run)
+        gates.report(checks, args, run)
     if not resumed:
         pretrain(critic, critic_optimizer, *common.stored_rollouts(policy, processor, pool, args, run), args, run)
         run.save(-1, (policy, optimizer), (critic, critic_optimizer))
@@ -184,6 +186,8 @@ def main(args):
         run.save(step, (policy, optimizer), (critic, critic_optimizer))
 
     common.save_critic(critic, run)
+    common.save_checkpoint(policy, processor, run)
+    gates.audit(policy, args, run)
     common.write_outputs(policy, processor, sets, args, run)
 
 

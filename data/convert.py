@@ -10,11 +10,11 @@ from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
-import common  # isort: skip  # first: it says in a sentence which package is missing
+from data.rows import check_row, read_image  # isort: skip  # first: it says in a sentence which package is missing
 from PIL import Image
 from tqdm import tqdm
 
-from judge import letters
+from judge import grade, letters
 
 MARKS = (r"\(([A-Z])\)", r"(?:^|\n)[ \t]*([A-Z])[.:)](?=\s)")  # (A) anywhere; A. or A: or A) at the start of a line
 HEADER = r"\s*(?:\b(?:choices?|options?)\s*:?)?\s*$"
@@ -55,7 +55,7 @@ def look(path):
     sha: of its bytes, so that one picture under two names is one. dhash: 64 signs of brightness steps between
     neighbours on a grid of 8 x 9; equal or nearly so in pictures that look alike.
     """
-    image, fault = (None, "the image's name is empty or a folder's") if Path(path).is_dir() else common.read_image(path)
+    image, fault = (None, "the image's name is empty or a folder's") if Path(path).is_dir() else read_image(path)
     if fault:
         return {"fault": fault.replace(f" {path}", ""), "bytes": file_size(path)}
     grey = image.resize((9, 8), Image.Resampling.BOX).convert("L").tobytes()
@@ -155,9 +155,9 @@ def reason(fault):
 
 def check_gold(row):
     """What is wrong with a row's text, or with a gold that the grader can't read back, or None."""
-    if fault := common.check_row(row):
+    if fault := check_row(row):
         return fault
-    if common.grade(f"<answer>{row['answer']}</answer>", row["answer"], row["choices"]) != "right":
+    if grade(f"<answer>{row['answer']}</answer>", row["answer"], row["choices"]) != "right":
         return f"the grader does not take its gold {row['answer']!r} for right"
 
 

@@ -23,7 +23,7 @@ BUDGETS = {
     ("grpo", "vapo"): 95,
 }
 BANNERS = ["1. problems", "2. rollout", "3. advantage", "4. update", "5. log and save"]
-PACKAGES = {"common", "torch", "transformers", "PIL", "numpy", "scipy", "tqdm"}
+PACKAGES = {"common", "data", "torch", "transformers", "PIL", "numpy", "scipy", "tqdm"}
 OWN = {("vapo", "clip_high")}  # defaults that are the arm's own: VAPO clips higher (2504.05118, section 4)
 
 pairs = pytest.mark.parametrize("a, b", list(combinations(ARMS, 2)) or [("grpo", "grpo")])

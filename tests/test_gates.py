@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 
 import common
+from data import gates
 
 
 def found(it):
-    return {g["name"]: g for g in common.shared_gates(it.policy, it.processor, it.pool, it.args, it.run)}
+    return {g["name"]: g for g in gates.shared(it.policy, it.processor, it.pool, it.args, it.run)}
 
 
 def verdicts(it):
@@ -96,10 +97,10 @@ def test_dropout_fails(load):
 def test_a_base_that_is_never_or_always_right_and_answers_that_cannot_be_read_are_warned_of(load, monkeypatch, grade):
     reward = torch.full((16,), float(grade == "right"))
     monkeypatch.setattr(common, "reward", lambda batch, problems: (reward, [grade] * 16))
-    gates = found(load())
-    assert says(gates["success"], "warn", f"{grade == 'right':.1%} of rollouts right", "nothing to learn from these")
-    assert grade == "right" or says(gates["parsed"], "warn", "0% of answers can be read", "raise --max-new-tokens")
-    assert "fail" not in {g["verdict"] for g in gates.values()}
+    checks = found(load())
+    assert says(checks["success"], "warn", f"{grade == 'right':.1%} of rollouts right", "nothing to learn from these")
+    assert grade == "right" or says(checks["parsed"], "warn", "0% of answers can be read", "raise --max-new-tokens")
+    assert "fail" not in {g["verdict"] for g in checks.values()}
 
 
 def test_fewer_dead_groups_than_independent_answers_allow_are_warned_of(load, monkeypatch):
@@ -110,7 +111,8 @@ def test_fewer_dead_groups_than_independent_answers_allow_are_warned_of(load, mo
 
 def test_after_training_the_gates_name_what_did_not_move_is_not_finite_or_was_not_saved(load, monkeypatch, capsys):
     def write():
-        common.write_outputs(it.policy, it.processor, {}, it.args, it.run)
+        common.save_checkpoint(it.policy, it.processor, it.run)
+        gates.audit(it.policy, it.args, it.run)
         return capsys.readouterr().out
 
     it, name = load(steps=1, gates="warn"), "model.language_model.norm.weight"
@@ -128,17 +130,17 @@ def test_after_training_the_gates_name_what_did_not_move_is_not_finite_or_was_no
     )
 
 
-@pytest.mark.parametrize("gates, stops", [("stop", True), ("warn", False)])
-def test_a_failed_gate_stops_the_run_unless_told_otherwise_and_is_on_record(load, capsys, gates, stops):
-    it = load(gates=gates)
-    rows = [common.gate("sampling", False, 0.1, "all answers are equal"), common.gate("pool", True, 23, "23 problems")]
+@pytest.mark.parametrize("flag, stops", [("stop", True), ("warn", False)])
+def test_a_failed_gate_stops_the_run_unless_told_otherwise_and_is_on_record(load, capsys, flag, stops):
+    it = load(gates=flag)
+    rows = [gates.gate("sampling", False, 0.1, "all answers are equal"), gates.gate("pool", True, 23, "23 problems")]
     if stops:
         with pytest.raises(SystemExit, match="the gate sampling failed, see above"):
-            common.report_gates(rows, it.args, it.run)
+            gates.report(rows, it.args, it.run)
     else:
-        common.report_gates(rows, it.args, it.run)
+        gates.report(rows, it.args, it.run)
     assert "fail  sampling: all answers are equal" in capsys.readouterr().out
-    common.report_gates(rows[1:], it.args, it.run, "after training")
+    gates.report(rows[1:], it.args, it.run, "after training")
     filed = json.loads((it.run.dir / "gates.json").read_text())["gates"]
     kept, later = "before training", "after training"
     assert [(g["name"], g["verdict"], g["when"]) for g in filed] == [

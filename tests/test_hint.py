@@ -14,6 +14,7 @@ import common
 import hint
 import stack
 import uft
+from data import gates
 
 HINTED = [hint, uft, stack]
 TEXT = SimpleNamespace(tokenize=lambda text: text)  # a processor whose tokens are text
@@ -219,7 +220,7 @@ def test_the_gates_pass_on_the_tiny_world_and_fail_without_solutions_or_with_tol
     arm = load()
     verdicts = lambda pool: {
         g["name"]: (g["verdict"], g["value"], g["text"])
-        for g in common.hint_gates(arm.policy, arm.processor, pool, arm.args, arm.run)
+        for g in gates.hints(arm.policy, arm.processor, pool, arm.args, arm.run)
     }
     good = verdicts(arm.pool)
     assert good["solutions"][:2] == ("pass", 1.0) and good["no leak"] == ("pass", 0, "0 hints state the answer")

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2VLForConditionalGeneratio
 import common
 import grpo
 import opd
+from data import gates
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +253,7 @@ def test_the_gates_pass_on_the_tiny_world_and_fail_for_a_blind_teacher(arm, teac
     sets = common.load_sets(arm.args)
     check = lambda: {
         g["name"]: (g["verdict"], g["value"], g["text"])
-        for g in common.teacher_gates(other, arm.policy, arm.processor, arm.pool, sets, arm.args, arm.run)
+        for g in gates.teachers(other, arm.policy, arm.processor, arm.pool, sets, arm.args, arm.run)
     }
     good = check()
     assert [verdict for verdict, *_ in good.values()] == ["pass"] * 3 and good["teacher's eyes"][1] == 1

@@ -31,6 +31,7 @@ from data.dynamath import prepare as dynamath
 from data.mathv360k import prepare as mathv360k
 from data.pool import filter as pool_filter
 from data.pool import measure, precondition, solutions
+from data.rows import check_image
 from data.toy import world as toy
 
 REAL = ROOT.parent / "shared" / "real_samples"
@@ -1488,8 +1489,8 @@ def test_raw_folder_to_rows_to_pool_to_solutions_to_hint_arm_to_table(downloaded
 
 
 def test_a_pools_images_are_decoded_once_each_and_need_not_be(tmp_path, monkeypatch, rows):
-    seen, check = [], common.check_image
-    monkeypatch.setattr(common, "check_image", lambda path: seen.append(path) or check(path))
+    seen = []
+    monkeypatch.setattr("data.rows.check_image", lambda path: seen.append(path) or check_image(path))
     made = common.read_jsonl(rows)
     twice = write_lines(tmp_path / "twice.jsonl", made + [x | dict(id=x["id"] + "b", question="Other?") for x in made])
     assert len(common.load_pool(twice)) == 20 and len(seen) == 10

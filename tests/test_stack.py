@@ -7,9 +7,9 @@ import torch
 from conftest import answers, close, stock_logps
 from transformers import Qwen2VLForConditionalGeneration
 
-import common
 import hint
 import stack
+from data import gates
 
 
 @pytest.mark.usefixtures("mixed")
@@ -38,7 +38,7 @@ def test_the_teacher_scores_answers_given_the_hint(watch, make_args, load, rich,
 
 def test_its_gates_are_those_of_both_priors(watch, make_args, monkeypatch):
     reports = []
-    monkeypatch.setattr(common, "report_gates", lambda gates, *rest: reports.append([g["name"] for g in gates]))
+    monkeypatch.setattr(gates, "report", lambda checks, *rest: reports.append([g["name"] for g in checks]))
     watch(stack, make_args(stack, steps=1, gates="warn"))
     assert {"solutions", "no leak", "half hint", "teacher's eyes", "self-teaching", "ceiling", "sampling"} <= {
         *reports[0]

@@ -18,6 +18,7 @@ from torch import tensor
 
 import common
 import vapo
+from data import gates
 
 MSE, HL = vapo.Args(critic_loss="mse"), vapo.Args(critic_loss="hlgauss")
 both = pytest.mark.parametrize("loss", ["mse", "hlgauss"])
@@ -403,11 +404,11 @@ def test_both_critics_start_at_the_share_of_right_answers_among_the_stored_ones(
     vapo.main(args)
     first = lines(args, "pretraining.jsonl")[0]
     assert [first[f"value_{x}"] for x in ("start", "middle", "end")] == pytest.approx([1 / 16] * 3, abs=1e-4)
-    gates = {g["name"]: g for g in json.loads((folder(args) / "gates.json").read_text())["gates"]}
-    assert gates["value at start"]["verdict"] == "pass" and gates["value at start"]["value"] == pytest.approx(
+    filed = {g["name"]: g for g in json.loads((folder(args) / "gates.json").read_text())["gates"]}
+    assert filed["value at start"]["verdict"] == "pass" and filed["value at start"]["value"] == pytest.approx(
         1 / 16, abs=1e-4
     )
-    assert gates["value at start"]["when"] == gates["critic"]["when"] == "after value pretraining"
+    assert filed["value at start"]["when"] == filed["critic"]["when"] == "after value pretraining"
 
 
 @both
@@ -415,8 +416,8 @@ def test_both_critics_start_at_the_share_of_right_answers_among_the_stored_ones(
 def test_the_heads_bias_decodes_to_any_rate(loss, rate, make_args, monkeypatch):
     biases = []
     critic = SimpleNamespace(start_at=biases.append)
-    monkeypatch.setattr(common, "critic_gates", lambda *_: [])
-    monkeypatch.setattr(common, "report_gates", lambda *_: [])
+    monkeypatch.setattr(gates, "critics", lambda *_: [])
+    monkeypatch.setattr(gates, "report", lambda *_: [])
     args = make_args(vapo, critic_loss=loss)
     vapo.pretrain(critic, None, rate, [], args, None)
     assert len(biases[0]) == outputs(loss)
@@ -449,8 +450,8 @@ def pretraining(monkeypatch):
         monkeypatch.setattr(common, "moments", lambda *_: len(taken))
         monkeypatch.setattr(common, "fit_critic", lambda *_: {})
         monkeypatch.setattr(common, "explained_variance", lambda part: explained[part[0] // max(1, value_steps // 5)])
-        monkeypatch.setattr(common, "critic_gates", lambda *_: [])
-        monkeypatch.setattr(common, "report_gates", lambda *_: [])
+        monkeypatch.setattr(gates, "critics", lambda *_: [])
+        monkeypatch.setattr(gates, "report", lambda *_: [])
         run = SimpleNamespace(note=lambda step, **_: taken.append(step))
         vapo.pretrain(
             SimpleNamespace(start_at=lambda bias: None), None, 0.1, rollouts, replace(MSE, value_steps=value_steps), run
@@ -709,7 +710,7 @@ def test_value_pretraining_that_is_over_is_not_done_again(make_args, mixed, monk
     with monkeypatch.context() as m:
         m.setattr(common, "next_problems", None)
         m.setattr(common, "stored_rollouts", lambda *_: (0.5, []))
-        m.setattr(common, "critic_gates", lambda *_: [])
+        m.setattr(gates, "critics", lambda *_: [])
         with pytest.raises(TypeError):
             vapo.main(args)
     assert [p.name for p in (folder(args) / "state").iterdir()] == ["000000"]

@@ -17,6 +17,7 @@ import common  # isort: skip  # first: it says in a sentence which package is mi
 from tqdm import tqdm
 
 from data import convert
+from data.rows import check_image, check_row
 from judge import letters, pick
 
 
@@ -124,7 +125,7 @@ def main(args):
                 target.write_bytes(image)
             elif image.exists():
                 target.write_bytes(image.read_bytes())
-            if fault := common.check_row(row) or common.check_image(target):
+            if fault := check_row(row) or check_image(target):
                 bad.append(f"{row['id']}: {fault}")
             rows.append(row)
     if bad:

@@ -26,6 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data.pool import measure
+from data.rows import ROW
 from judge import read_jsonl
 
 
@@ -49,7 +50,7 @@ class Args:
     near: int = 4  # signs of 64 in which the hashes of two like pictures differ at most
 
 
-FIELDS = (*common.ROW, "image_sha", "image_dhash")
+FIELDS = (*ROW, "image_sha", "image_dhash")
 
 
 def read_profiles(folder):

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 import grpo
+from data.gates import gate, report
 from data.pool import measure
 
 
@@ -94,23 +95,23 @@ def gates(found, solved, group):
     noise = 3 * base["all_wrong_error"] + 1e-9
     within = base["floor"] - noise <= base["all_wrong"] <= base["ceiling"] + noise
     rows = [
-        common.gate("GRPO will stall", base["all_wrong"] >= STALLS, base["all_wrong"],
-                    f"{base['right']:.1%} of fresh rollouts right (paper: 3.6%), {base['all_wrong']:.1%} of groups of "
-                    f"{group} all wrong (paper: 85-97%), at least {STALLS:.0%} wanted"),
-        common.gate("consistent", within, base["floor"],
-                    f"all-wrong share between (1 - p)^{group} = {base['floor']:.1%} and 1 - p = {base['ceiling']:.1%}, "
-                    f"up to {noise:.1%} of noise"),
-        common.gate("readable", base["readable"] >= READABLE, base["readable"],
-                    f"{base['readable']:.0%} of answers can be read, {base['truncated']:.0%} are cut by the limit; "
-                    f"below {READABLE:.0%} failures are of format, not of mathematics"),
-        common.gate("solutions", solved >= SOLVED, solved,
-                    f"{solved:.0%} of the pool's rows have a solution that can be shown in part, at least "
-                    f"{SOLVED:.0%} wanted: python -m data.pool.solutions"),
+        gate("GRPO will stall", base["all_wrong"] >= STALLS, base["all_wrong"],
+             f"{base['right']:.1%} of fresh rollouts right (paper: 3.6%), {base['all_wrong']:.1%} of groups of "
+             f"{group} all wrong (paper: 85-97%), at least {STALLS:.0%} wanted"),
+        gate("consistent", within, base["floor"],
+             f"all-wrong share between (1 - p)^{group} = {base['floor']:.1%} and 1 - p = {base['ceiling']:.1%}, "
+             f"up to {noise:.1%} of noise"),
+        gate("readable", base["readable"] >= READABLE, base["readable"],
+             f"{base['readable']:.0%} of answers can be read, {base['truncated']:.0%} are cut by the limit; "
+             f"below {READABLE:.0%} failures are of format, not of mathematics"),
+        gate("solutions", solved >= SOLVED, solved,
+             f"{solved:.0%} of the pool's rows have a solution that can be shown in part, at least "
+             f"{SOLVED:.0%} wanted: python -m data.pool.solutions"),
     ]  # fmt: skip
     if half := found.get("0.5"):
         shown = ", ".join(f"{float(k):.0%} {x['right']:.1%}" for k, x in found.items() if k != "0.0")
         sure = half["gain"] > 2 * half["gain_error"] and half["right"] >= 2 * half["right_without"]
-        rows.append(common.gate("hints unlock", sure, half["right"],
+        rows.append(gate("hints unlock", sure, half["right"],
                     f"right by share of solution shown: {shown}; with none {half['right_without']:.1%} on the same "
                     f"{half['rows']} rows, {base['right']:.1%} on all {base['rows']}; half adds {half['gain']:.1%} +- "
                     f"{2 * half['gain_error']:.1%} (paper: half, 7.2 to 34.4%)"))  # fmt: skip
@@ -162,7 +163,7 @@ def main(args):
         common.write_text(path.with_suffix(".precondition.json"), json.dumps(facts, indent=1) + "\n")
         print(f"{path.with_suffix('.precondition.json')} is written.")
     dist.broadcast_object_list(box)
-    common.report_gates(box[0], args, run)
+    report(box[0], args, run)
     if run.rank == 0:
         print(f"Next: python analyze.py sparsity --runs {args.runs}, and train.")
 
