@@ -1,6 +1,7 @@
-"""The machinery that is the same in all arms: data, rollouts, log-probs, reward, sharding, run folders, gates.
+"""The machinery that is the same in all arms: run folders, sharding, rollouts, log-probs, reward, outputs.
 
-What an arm might change (advantages, losses, schedules, prefixes) is written out in the arm, never here.
+What an arm might change (advantages, losses, schedules, prefixes) is written out in the arm, never here. Problems are
+read and drawn by data/rows.py, what is verified before and after training stands in data/gates.py.
 
 **B** sequences on this rank = problems x group; **T** response width (forced, then sampled tokens): the last T columns;
 **S** whole width, prompts padded on the left; **b** rows of a micro-batch; **V** rows of the embedding: some are no
@@ -103,9 +104,14 @@ def write_text(path, text):
     new.replace(path)
 
 
+def jsonl(rows):
+    """Rows -> the text of a JSONL file."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
 def append_jsonl(path, *rows):
     with open(path, "a", encoding="utf-8") as f:
-        f.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        f.write(jsonl(rows))
 
 
 LATE = 90  # seconds
@@ -211,7 +217,7 @@ class Run:
                 if hashes[p] != was["sha256"].get(p):
                     raise SystemExit(f"{p} is not the file that {self.dir} was started with: put that one back, or use "
                                      "another --name.")  # fmt: skip
-        dist.all_gather_object(every := [None] * self.world, (now, hashes))  # all have looked before the first writes
+        every = self.gather((now, hashes))  # all have looked before the first writes
         if any(x != every[0] for x in every):
             raise SystemExit("The processes were given different flags, or different files lie at --model, --pool or "
                              "--eval: give every node the same command and data.")  # fmt: skip
@@ -237,6 +243,11 @@ class Run:
         """Seed torch by (seed, key, rank): a step is a pure function of its number, so that resuming costs nothing."""
         torch.manual_seed(random.Random(f"{self.args.seed}/{key}/{self.rank}").getrandbits(63))
         self.clock = time.perf_counter()
+
+    def gather(self, x):
+        """Any object of each rank -> list of them all, on every rank."""
+        dist.all_gather_object(every := [None] * self.world, x)
+        return every
 
     def sum(self, x):
         """Sum of a tensor over ranks."""
@@ -605,7 +616,7 @@ def refresh(policy):
     for new, old in zip(policy.model.parameters(), policy.sampler.parameters(), strict=True):
         if new.requires_grad:
             new = new.detach().to(old.dtype)  # half the bytes to gather
-            old.copy_(new.full_tensor() if isinstance(new, DTensor) else new)
+            old.copy_(new.full_tensor() if isinstance(new, DTensor) else new)  # whole after a forward without backward
 
 
 def load_frozen(path, processor, run):
@@ -790,11 +801,15 @@ def sample(policy, processor, problems, args, run, prefix=None, greedy=False, an
     )  # fmt: skip
 
 
+# --------------------------------------------------------------------------------------------------- 6 fast decoding
+
+
 class Decoder:
     """Keys, values and state of up to `rows` answers in flight, in buffers that are made once.
 
     On a GPU each shape of `step` becomes a CUDA graph when it is first met, and the layers of a large model are
-    compiled; a CPU runs `step` as it stands. A reader who doesn't care for speed can read `step` and no more.
+    compiled; a CPU runs `step` as it stands. A reader who doesn't care for speed can skip this section: a plain loop
+    over the model with `draw` at its end would give the same answers, up to rounding.
     """
 
     def __init__(self, model, banned, eos, rows, columns):
@@ -954,7 +969,7 @@ def draw(hidden, head, banned, temperature, greedy):
     return token, logits.gather(-1, token[:, None]).squeeze(-1) - logits.logsumexp(-1)
 
 
-# --------------------------------------------------------------------------------------------------------- 6 scoring
+# --------------------------------------------------------------------------------------------------------- 7 scoring
 
 
 def token_logps(policy, batch, rows, args):
@@ -976,7 +991,7 @@ def score(model, batch, args, read=token_logps):
     return torch.cat([read(model, batch, rows, args) for cut in cuts for rows in cut])
 
 
-# -------------------------------------------------------------------------------------------- 7 reward, teacher, critic
+# ----------------------------------------------------------------------------------------- 8 reward, teacher, critic
 
 
 def teacher_gap(teacher, old_logp, batch, args):
@@ -1115,18 +1130,15 @@ def stored_rollouts(policy, processor, pool, args, run):
         problems = next_problems(pool, step, args, run)
         batch = sample(policy, processor, problems, args, run)
         rewards, ids = reward(batch, problems)[0].tolist(), batch.ids[:, -batch.mask.shape[1] :]
-        rows = [
+        every = run.gather([
             dict(id=p["id"], reward=rewards[i], sampled=batch.text[i], ids=ids[i][batch.mask[i] > 0].tolist())
             for i, p in enumerate(problems)
-        ]
-        dist.all_gather_object(every := [None] * run.world, rows)
+        ])  # fmt: skip
         if run.rank == 0:
             folder.mkdir(exist_ok=True)
-            places = range(args.problems * args.group)  # problem by problem, each of which is with rank i % world
-            spread = [divmod(k // args.group, run.world) + (k % args.group,) for k in places]
-            rows = [every[rank][i * args.group + j] for i, rank, j in spread]
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-            for final, text in ((folder / "settings.json", json.dumps(facts, indent=1)), (path, "".join(lines))):
+            rows = [every[k % run.world][k // run.world * args.group + j]  # problem k is with rank k % world
+                    for k in range(args.problems) for j in range(args.group)]  # fmt: skip
+            for final, text in ((folder / "settings.json", json.dumps(facts, indent=1)), (path, jsonl(rows))):
                 write_text(folder / run.dir.name, text)  # a name of its own: another run may be at the same step
                 (folder / run.dir.name).replace(final)
         dist.barrier()
@@ -1143,7 +1155,7 @@ def stored_rollouts(policy, processor, pool, args, run):
     return sum(right) / len(right), map(replay, range(len(paths)), paths)
 
 
-# --------------------------------------------------------------------------------------------------------- 8 outputs
+# --------------------------------------------------------------------------------------------------------- 9 outputs
 
 
 def greedy_outputs(policy, processor, rows, args, run, desc=None):
@@ -1155,7 +1167,7 @@ def greedy_outputs(policy, processor, rows, args, run, desc=None):
         for i in range(0, share, size):
             texts += sample(policy, processor, mine[i : i + size], single, run, greedy=True).text
             bar.update(min(size * run.world, len(rows) - bar.n))
-    dist.all_gather_object(every := [None] * run.world, texts)
+    every = run.gather(texts)
     return [every[i % run.world][i // run.world] for i in range(len(rows))]
 
 
@@ -1196,8 +1208,7 @@ def write_outputs(policy, processor, sets, args, run):
     if run.rank == 0:
         config = run.dir / "config.json"
         write_text(config, json.dumps(json.loads(config.read_text()) | {"ended": clock()}, indent=1))
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_text(run.dir / "outputs.jsonl", text)
+        write_text(run.dir / "outputs.jsonl", jsonl(lines))
         shutil.rmtree(run.dir / "state", ignore_errors=True)
         tqdm.write(f"{run.dir}: finished. Next: python judge.py {run.dir.parent}/* --judge rule")
     dist.barrier()

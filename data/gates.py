@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import common  # isort: skip  # first: it says in a sentence which package is missing
 import torch
-import torch.distributed as dist
 
 from judge import extract, grade
 
@@ -39,7 +38,7 @@ def shared(policy, processor, pool, args, run):
     odd = next(filter(None, (image_fault(p, policy, processor, run) for p in few)), None)
     lengths = [(processor.length(p), p["id"]) for p in pool[run.rank :: run.world]]
     most = (gap.max().item(), problems[gap.amax(1).argmax()]["id"])
-    dist.all_gather_object(every := [None] * run.world, (max(lengths, default=(0, "")), most))
+    every = run.gather((max(lengths, default=(0, "")), most))
     (longest, wide), (most, worst) = (max(x) for x in zip(*every, strict=True))
     room = policy.model.config.text_config.max_position_embeddings
     trained, whole = (sum(p.numel() for p in policy.parameters() if p.requires_grad or k) for k in (0, 1))
@@ -150,8 +149,8 @@ def critics(rate, seen, window):
              f"V is {start:.4f}; {rate:.4f} of the stored rollouts are right (paper: 3.6%)",
              "the head does not start at its bias: install the versions of requirements.txt"),
         gate("critic", explained > 0.05, "" if math.isnan(explained) else explained,
-             f"after {len(seen)} steps it explains {explained:.1%} of the variance of unseen returns, a constant 0%"
-             if explained == explained else f"the returns of the last {window} steps are all equal: nothing to explain",
+             f"the returns of the last {window} steps are all equal: nothing to explain" if math.isnan(explained) else
+             f"after {len(seen)} steps it explains {explained:.1%} of the variance of unseen returns, a constant 0%",
              "5% are wanted: raise --critic-lr or --value-steps, or take other rows",
              "warn" if explained > 1e-3 else "fail"),
     ]  # fmt: skip
@@ -159,7 +158,7 @@ def critics(rate, seen, window):
 
 def audit(policy, args, run):
     """What every arm checks after training, in the checkpoint that it has saved, and reports."""
-    gates = []
+    checks = []
     if run.rank == 0:
         model, folder = policy.sampler, run.dir / "checkpoint"
         before, saved = (common.load_model(path, model.dtype).state_dict() for path in (args.model, folder))
@@ -167,7 +166,7 @@ def audit(policy, args, run):
         moved = sum(not torch.equal(x, before[name]) for name, x in live.items())
         torn = [name for name, x in live.items() if not x.isfinite().all()]
         other = [name for name, x in live.items() if not torch.equal(x, saved[name]) and name not in torn]
-        gates = [
+        checks = [
             gate("moved", (moved > 0) == (args.steps > 0), moved,
                  f"{moved} of {len(live)} tensors differ from {args.model} after {args.steps} steps",
                  "see `mixed` and `grad_norm` in metrics.jsonl", "warn"),
@@ -176,21 +175,20 @@ def audit(policy, args, run):
             gate("saved", not other, "", f"{len(other)} tensors of the checkpoint are not those that answer",
                  f"first {', '.join(other[:3])}: look for room on the disk, and give the same command again"),
         ]  # fmt: skip
-    dist.broadcast_object_list(box := [gates])
-    report(box[0], args, run, "after training")
+    report(run.gather(checks)[0], args, run, "after training")
 
 
-def report(gates, args, run, when="before training"):
+def report(checks, args, run, when="before training"):
     """Print the gates, file them in gates.json, and stop where one failed (--gates stop|warn|off)."""
     if run.rank == 0:
         path = run.dir / "gates.json"
         filed = json.loads(path.read_text())["gates"] if path.exists() else []
-        filed += [g | {"when": when} for g in gates]
+        filed += [g | {"when": when} for g in checks]
         filed = {(g["when"], g["name"]): g for g in filed}  # one that is checked again keeps its place
         common.write_text(path, json.dumps({"gates": [*filed.values()]}, indent=1))
-        told = [f"  {g['verdict']}  {g['name']}: {g['text']}" for g in gates]
+        told = [f"  {g['verdict']}  {g['name']}: {g['text']}" for g in checks]
         print(f"{run.dir}: gates {when}", *told, sep="\n", flush=True)
-    failed = [g["name"] for g in gates if g["verdict"] == "fail"]
+    failed = [g["name"] for g in checks if g["verdict"] == "fail"]
     if failed and args.gates == "stop":
         names = f"{'s' * (len(failed) > 1)} {' and '.join(failed)}"
         raise SystemExit(f"{run.dir}: the gate{names} failed, see above; --gates warn goes on regardless.")

@@ -2,8 +2,8 @@
 
 import json
 import math
+from copy import copy
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -150,9 +150,8 @@ def test_a_failed_gate_stops_the_run_unless_told_otherwise_and_is_on_record(load
 
 def test_under_bf16_positions_off_by_one_do_not_pass(load, monkeypatch):
     it = load()
-    half = SimpleNamespace(
-        **vars(it.run) | dict(dtype=torch.bfloat16), begin=it.run.begin, mean=it.run.mean, sum=it.run.sum
-    )
+    half = copy(it.run)
+    half.dtype = torch.bfloat16
     it.policy, it.run = common.load_policy(it.args.model, it.args, half), half
     assert verdicts(it)["log-probs"] == "pass"
     score = common.score

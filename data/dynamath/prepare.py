@@ -130,7 +130,7 @@ def main(args):
             rows.append(row)
     if bad:
         raise SystemExit(f"{len(bad)} of {len(rows)} rows are bad, first {bad[0]}; nothing was written.")
-    common.write_text(out / "dynamath.jsonl", "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in rows))
+    common.write_text(out / "dynamath.jsonl", common.jsonl(rows))
     convert.print_counts(rows, [])
     types = {x["answer_type"] for x in rows}
     print(", ".join(f"{t} {sum(x['answer_type'] == t for x in rows)}" for t in sorted(types)))

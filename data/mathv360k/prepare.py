@@ -245,7 +245,7 @@ def main(args):
                 why = "it repeats an earlier row" if gold is not None else "its question has another gold elsewhere"
                 extra.append(dict(id=row["id"], reason=why, fault=f"{why}: {first}" if first != row["id"] else why))
     drops = [*convert.read_whole_lines(parts["dropped"]), *extra]
-    common.write_text(out / "dropped.jsonl", "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in drops))
+    common.write_text(out / "dropped.jsonl", common.jsonl(drops))
     (out / "rows.jsonl.new").replace(out / "rows.jsonl")
     for part in parts.values():
         part.unlink()

@@ -237,7 +237,7 @@ def main(args):
     for name, rows in sets.items():
         place = lambda row: os.path.relpath(Path(args.rows).parent / row["image"], out)
         lines = [row | dict(split=name, image=place(row), teacher=None) for row in rows]
-        common.write_text(out / f"{name}.jsonl", "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in lines))
+        common.write_text(out / f"{name}.jsonl", common.jsonl(lines))
     print_rules(everything, removed)
     print_filters(everything, sets["train"], args)
     report_near(sets, args)

@@ -249,7 +249,7 @@ def attach(path, found):
             better = new["solution_source"] in ("teacher", "api") and row.get("solution_source") == "rationalised"
             if better or not usable(row):
                 row |= {"solution": new["solution"] or [], "solution_source": new["solution_source"]}
-    common.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    common.write_text(path, common.jsonl(rows))
     return rows
 
 
