@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,12 @@ def test_a_pool_smaller_than_a_step_is_refused(tmp_path):
     assert len(common.load_pool(path, least=3)) == 3
     with pytest.raises(SystemExit, match="holds 3 problems and a step takes 4: lower --problems or add rows"):
         common.load_pool(path, least=4)
+
+
+def test_rows_are_read_and_drawn_without_torch():
+    code = "import sys; from data import convert, rows; rows.load_pool('data/toy/train.jsonl', decode=False); "
+    done = subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], cwd=TOY.parents[1])
+    assert done.returncode == 0
 
 
 def test_a_missing_toy_image_names_the_script_that_draws_it(tmp_path, monkeypatch):
