@@ -54,6 +54,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
 
+# some of these for the arms alone, which say common.load_pool, common.segments and so on
 from data.rows import MARKS, load_image, load_pool, load_sets, next_problems, segments, teacher_cuts  # noqa: F401
 
 torch._dynamo.config.recompile_limit = 64  # a graph for each number of rows

@@ -1,8 +1,9 @@
-"""The checks around a training, each a line that a person can read: whoever wants to know what was verified reads this.
+"""What is verified before and after a training, so that no arm wins or loses by a fault: each check is a figure, a
+verdict (pass, warn or fail) and a line that a person can read.
 
-An arm starts with `shared` and those of its priors (`hints`, `teachers`; `critics` once the values are learned), and
-ends with `audit`. Each gate is a figure with a verdict, pass, warn or fail; `report` prints and files them, and stops
-the run where one failed.
+Every arm begins with `shared` and the checks of its priors, `hints` and `teachers`; `critics` follows value pretraining;
+`audit` looks at the checkpoint before it answers. `report` prints the gates, files them and stops where one failed.
+`analyze.py gates` makes the table of all runs.
 """
 
 import json

@@ -1,4 +1,9 @@
-"""What a problem row is, and what is done with rows before any model: read, checked, drawn, cut. Needs no torch."""
+"""What a problem row is, and what is done with rows before any model: read, checked, drawn, cut. Needs no torch.
+
+A row is a line of JSON: `id`; `image`, a path from the file's folder; `question`; `answer`, the gold; `kind`, choice or
+free; `choices`, the options' texts or []. Where there is one it has a `solution`, sentences that make up the text when
+joined as they are and the last of which states the answer, and a `teacher` answer, token ids.
+"""
 
 import os
 import random
@@ -23,9 +28,8 @@ MARKS = re.compile(r"<image>|<\|\w\w+\|>")  # what the chat template alone may p
 def load_pool(path, least=1, decode=True):
     """A pool or an evaluation set -> list of rows, each row and image checked; `image` becomes the path from here.
 
-    decode=False looks only whether the images are there, for rows whose converter has decoded them.
-
     Stops with one sentence that names the file, the first bad row and the remedy, and counts the other bad rows.
+    decode=False looks only whether the images are there, for rows whose converter has decoded them.
     """
     path, bad, numbers, golds = Path(path), [], {}, {}
     if not path.is_file():
