@@ -78,13 +78,16 @@ CHOICES = dict(gates=("stop", "warn", "off"), mix=("pure", "annealed", "gated"),
                replay=("position", "staircase"), critic_loss=("mse", "hlgauss"))  # fmt: skip
 
 
+def flag(name):
+    return "--" + name.replace("_", "-")
+
+
 def parse(Args, argv=None):
     """Command line -> Args: each field of the dataclass is a `--kebab-flag`; flags given beat the toy's defaults."""
     parser = argparse.ArgumentParser(description=sys.modules[Args.__module__].__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for f in fields(Args):
-        flag, text = "--" + f.name.replace("_", "-"), f"default: {f.default}"
-        parser.add_argument(flag, type=f.type, choices=CHOICES.get(f.name), help=text)
+        parser.add_argument(flag(f.name), type=f.type, choices=CHOICES.get(f.name), help=f"default: {f.default}")
     parser.add_argument("--toy", nargs="?", const="data/toy", metavar="FOLDER", help="the toy world, data/toy")
     given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
     if "eval" in given:
@@ -167,7 +170,7 @@ def check_flags(args, world):
     for k, x in vars(args).items():
         if isinstance(x, int | float) and not (0 < x < math.inf or x == 0 and k not in POSITIVE):
             bound = "above 0" if k in POSITIVE else "0 or above"
-            raise SystemExit(f"--{k.replace('_', '-')} {x} has to be {bound}, and finite.")
+            raise SystemExit(f"{flag(k)} {x} has to be {bound}, and finite.")
     if args.problems % world:
         raise SystemExit(f"--problems {args.problems} must be a multiple of the {world} processes.")
     if args.steps and args.group < 2:
@@ -177,7 +180,7 @@ def check_flags(args, world):
                          f"{args.group} answers of a process: then there would be fewer updates.")  # fmt: skip
     for k, words in CHOICES.items():  # argparse has looked at the command line, nobody at an Args made in Python
         if (word := vars(args).get(k, words[0])) not in words:
-            raise SystemExit(f"--{k.replace('_', '-')} {word} is none of {', '.join(words[:-1])} and {words[-1]}.")
+            raise SystemExit(f"{flag(k)} {word} is none of {', '.join(words[:-1])} and {words[-1]}.")
     if args.max_pixels < 28 * 28:
         raise SystemExit(f"--max-pixels {args.max_pixels} is less than the 28 x 28 = 784 of one image token.")
     if found := MARKS.search(args.instruction):
@@ -205,13 +208,13 @@ class Run:
             raise SystemExit(f"{self.dir} is a finished run: choose another --name or --seed, or delete the folder.")
         config, now = self.dir / "config.json", asdict(args) | {"processes": self.world}
         settings = [f"{args.model}/{x}.json" for x in ("preprocessor_config", "tokenizer", "config")]
-        files = {p: Path(p).read_bytes() for p in [args.pool, *args.eval.split(","), *settings] if Path(p).is_file()}
-        hashes = {p: hashlib.sha256(x).hexdigest() for p, x in files.items()}
+        files = [p for p in (args.pool, *args.eval.split(","), *settings) if Path(p).is_file()]
+        hashes = {p: hashlib.sha256(Path(p).read_bytes()).hexdigest() for p in files}
         if os.path.exists(self.dir / "state") and config.exists():
             was = json.loads(config.read_text())
             for k in sorted((now.keys() | was["args"].keys()) - set(FREE)):  # another arm has other flags
-                if now.get(k) != was["args"].get(k):
-                    what, old = "processes:" if k == "processes" else f"--{k.replace('_', '-')}", was["args"].get(k)
+                if now.get(k) != (old := was["args"].get(k)):
+                    what = "processes:" if k == "processes" else flag(k)
                     raise SystemExit(f"{self.dir} was started with {what} {old} and can't go on with {now.get(k)}: "
                                      "use the same script and flags, or another --name.")  # fmt: skip
             for p in hashes:
@@ -350,10 +353,10 @@ class Run:
                     _local(t).copy_(saved[name])
         if self.rank == 0:
             for log in (self.dir / "metrics.jsonl", self.dir / "rollouts.jsonl"):
-                whole = log.read_text(encoding="utf-8").split("\n")[:-1] if log.exists() else []  # the last may be torn
-                kept = [x for x in whole if json.loads(x)["step"] < self.step]
-                write_text(log, "".join(x + "\n" for x in kept))
-                self.last_mixed = max([self.last_mixed] + [r["step"] for r in map(json.loads, kept) if r.get("mixed")])
+                rows = read_jsonl(log, torn=True) if log.exists() else []
+                kept = [row for row in rows if row["step"] < self.step]
+                write_text(log, jsonl(kept))
+                self.last_mixed = max([self.last_mixed, *(row["step"] for row in kept if row.get("mixed"))])
             if states:
                 print(f"{self.dir}: resuming at step {self.step}", flush=True)
         dist.barrier()

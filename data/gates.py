@@ -1,9 +1,9 @@
 """What is verified before and after a training, so that no arm wins or loses by a fault: each check is a figure, a
 verdict (pass, warn or fail) and a line that a person can read.
 
-Every arm begins with `shared` and the checks of its priors, `hints` and `teachers`; `critics` follows value pretraining;
-`audit` looks at the checkpoint before it answers. `report` prints the gates, files them and stops where one failed.
-`analyze.py gates` makes the table of all runs.
+Every arm begins with `shared` and the checks of its priors, `hints` and `teachers`; `critics` follows value
+pretraining; `audit` looks at the checkpoint before it answers. `report` prints the gates, files them and stops where
+one failed. `analyze.py gates` makes the table of all runs.
 """
 
 import json
