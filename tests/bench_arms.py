@@ -35,6 +35,8 @@ import torch.distributed as dist
 import transformers
 from bench_step import random_2b
 
+from data import gates
+
 # Qwen/Qwen2-VL-7B-Instruct, config.json, where it differs from the 2B's
 TEXT_7B = dict(hidden_size=3584, intermediate_size=18944, num_attention_heads=28, num_key_value_heads=4,
                vocab_size=152064, tie_word_embeddings=False)  # fmt: skip
@@ -120,7 +122,7 @@ def only(arm, stored, *flags):
             common.write_text(run.dir / "cache.json", json.dumps(policy.decoders[0].keys.shape))
 
     common.Run.begin, common.sample, common.reward, common.write_outputs = begun, sampled, alternate, ended
-    common.Run.save = common.save_critic = lambda *_: None
+    common.Run.save = common.save_critic = common.save_checkpoint = gates.audit = lambda *_: None
     sys.argv = [f"{arm}.py", *flags]
     runpy.run_path(str(ROOT / f"{arm}.py"), run_name="__main__")
 

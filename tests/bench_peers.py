@@ -34,7 +34,7 @@ from data import gates
 def ours(args, steps, checkpointing):
     args = replace(args, name="ours", steps=steps, gates="off", eval="", eval_every=0, save_every=10**9,
                    checkpointing=checkpointing, minibatches=1)  # fmt: skip
-    common.save_checkpoint = gates.audit = common.write_outputs = lambda *_: None  # a checkpoint of 4 GB is no step
+    common.save_checkpoint = gates.audit = common.write_outputs = lambda *_: None  # 4 GB to write are no part of a step
     grpo.main(args)
     rows = common.read_jsonl(Path(args.runs) / "ours-s0/metrics.jsonl")
     stages = [k for k in rows[0] if k.startswith("seconds_")]

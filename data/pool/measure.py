@@ -48,8 +48,7 @@ def start(args, same=SAME):
         was = json.loads(config.read_text())["args"]
         for k in same:
             if was.get(k) != vars(args)[k]:
-                flag = k.replace("_", "-")
-                raise SystemExit(f"{config.parent} was made with --{flag} {was.get(k)!r} and can't go on with "
+                raise SystemExit(f"{config.parent} was made with {common.flag(k)} {was.get(k)!r} and can't go on with "
                                  f"{vars(args)[k]!r}: use the same flags, or another --name.")  # fmt: skip
     run = common.start(replace(args, problems=int(os.environ.get("WORLD_SIZE", 1)), minibatches=1))
     convert.drop_torn_line(run.dir / f"rollouts-{run.rank}.jsonl")
