@@ -594,6 +594,16 @@ def shard(module, dtype, run):
     return fully_shard(module.to(run.device).train(), mesh=mesh, mp_policy=precision, reshard_after_forward=False)
 
 
+def micro_batches(module, rows, args):
+    """Cut the rows of a minibatch, an index tensor, as one forward and backward take them. Weights are gathered once
+    and gradients reduced once for all of them: in between, a rank sums its own in fp32."""
+    cuts = rows.split(args.micro_batch)
+    for i, cut in enumerate(cuts, 1):
+        module.set_requires_gradient_sync(i == len(cuts))
+        module.set_reshard_after_backward(i == len(cuts))
+        yield cut
+
+
 def reshard(module):
     """Put the shards of the fp32 weights back in their places: a forward without a backward leaves whole copies."""
     for unit in module.modules():
@@ -1080,7 +1090,7 @@ def fit_critic(critic, optimizer, critic_loss, batch, value, target, args, run):
     for minibatch in torch.arange(len(value)).chunk(args.minibatches):
         optimizer.zero_grad()
         tokens = run.sum(batch.mask[minibatch].sum())  # of all ranks
-        for rows in minibatch.split(args.micro_batch):
+        for rows in micro_batches(critic, minibatch, args):
             loss = critic_loss(token_values(critic, batch, rows, args), value[rows], target[rows], args)
             loss, clipped = ((x * batch.mask[rows]).sum() / tokens * run.world for x in loss)
             loss.backward()

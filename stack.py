@@ -126,7 +126,7 @@ def main(args):
         for minibatch in torch.arange(len(reward)).chunk(args.minibatches):
             optimizer.zero_grad()
             tokens = run.sum(batch.mask[minibatch].sum())  # of all ranks
-            for rows in minibatch.split(args.micro_batch):
+            for rows in common.micro_batches(policy, minibatch, args):
                 logp = common.token_logps(policy, batch, rows, args)  # (b, T)
                 loss = policy_loss(logp, old_logp[rows], adv[rows], args) * batch.mask[rows]  # (b, T)
                 loss = loss.sum() / tokens * run.world  # FSDP averages gradients over ranks

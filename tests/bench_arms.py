@@ -151,14 +151,16 @@ def count(path, freeze_vision=1, critic=0):
     return tuple(sum(p.numel() for p in module.parameters() if every or p.requires_grad) for every in (1, 0))
 
 
-def held(stage, policy, cache, critic=None, teacher=None, width=2):
+def held(stage, policy, cache, critic=None, teacher=None, width=2, several=True):
     """What surely lies on the cards at a stage's peak -> ({name: bytes over all cards}, {name: bytes on each card}).
 
     policy, critic, teacher: their `count`. cache: the shape of the sampler's keys. width: bytes of the compute dtype.
+    several: whether a minibatch takes more than one micro-batch.
     FSDP2 shards fp32 weights, trained or not, their gradients and AdamW's moments. In the update gradients come and go,
     but of policy and critic one always has its own. As one unit that is not resharded after a forward (`common.shard`),
     a module is gathered whole in the compute dtype from its first forward to the end of its next backward, which holds
-    all its gradients in that dtype before it reduces them. A critic is updated while the policy is still gathered.
+    all its gradients in that dtype before it reduces them, or adds them to the fp32 sum of several micro-batches. A
+    critic is updated while the policy is still gathered.
     """
     both = [policy] + ([critic] if critic else [])
     weights, trained = (sum(x[i] for x in both) for i in (0, 1))
@@ -171,7 +173,8 @@ def held(stage, policy, cache, critic=None, teacher=None, width=2):
     if stage != "rollout":
         whole["gathered weights"] = width * weights
     if stage == "update":
-        whole["gradients before they are reduced"] = width * both[-1][1]
+        whole["gradients of a micro-batch"] = width * both[-1][1]
+        whole["their fp32 sum"] = 4 * both[-1][1] * several
     return sharded, whole
 
 
@@ -224,7 +227,8 @@ def summary(arm, n, rows, cache, args):
         + f"; keys and values 2 x {' x '.join(map(str, cache))}"
     )
     for stage in stages if cuda else []:
-        known = held(stage, policy, cache, critic, teacher)
+        several = rollouts // n // args["minibatches"] > args["micro_batch"]
+        known = held(stage, policy, cache, critic, teacher, several=several)
         peaks.append(max(row[f"memory_{stage}"] for row in later))
         gather = 2 * max(policy[0], critic[0] if critic else 0)
         most, told = reckoning(stage, peaks[-1], n, gather, *known)

@@ -1,7 +1,7 @@
 """The arithmetic of tests/bench_arms.py: the bytes that it reckons with are those of the real objects."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import bench_arms
 import pytest
@@ -19,30 +19,33 @@ def size(tensors):
     return sum(x.numel() * x.element_size() for x in tensors)
 
 
-def test_the_bytes_reckoned_for_a_card_are_those_of_the_real_objects(make_args, monkeypatch):
+@pytest.mark.parametrize("micro_batch", [4, 2])
+def test_the_bytes_reckoned_for_a_card_are_those_of_the_real_objects(make_args, monkeypatch, micro_batch):
     args = make_args(vapo)
     run = common.start(args)
     run.dtype = torch.bfloat16  # as on a GPU
     policy, processor = common.load_policy(args.model, args, run), common.Processor(args.model, args)
     critic, teacher = common.load_critic(args.model, 51, args, run), common.load_frozen(args.model, processor, run)
     modules = (policy, common.token_logps), (critic, common.token_values)
-    reduce, unreduced, moments = fsdp.foreach_reduce, {}, []
+    reduce, unreduced, moments = fsdp.foreach_reduce, [], []
 
     def reduced(params, gradients, *rest, **more):
-        unreduced[gradients[0].dtype] = size(gradients)
+        unreduced.append((gradients[0].dtype, size(gradients)))
         return reduce(params, gradients, *rest, **more)
 
     monkeypatch.setattr(fsdp, "foreach_reduce", reduced)
     batch = common.sample(policy, processor, common.next_problems(common.load_pool(args.pool), 0, args, run), args, run)
     for module, read in modules:
         optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad])
-        read(module, batch, torch.arange(4), args).sum().backward()
+        for rows in common.micro_batches(module, torch.arange(4), replace(args, micro_batch=micro_batch)):
+            read(module, batch, rows, args).sum().backward()
         optimizer.step()
         moments += [x for state in optimizer.state.values() for name, x in state.items() if name != "step"]
 
     cache, student = policy.decoders[0].keys, bench_arms.count(args.model)
     counts = dict(policy=student, critic=bench_arms.count(args.model, critic=51), teacher=student, cache=cache.shape)
-    rollout, advantage, update = (bench_arms.held(stage, **counts) for stage in ("rollout", "advantage", "update"))
+    held = lambda stage: bench_arms.held(stage, **counts, several=micro_batch < 4)
+    rollout, advantage, update = map(held, ("rollout", "advantage", "update"))
     shards, head = [p for module, _ in modules for p in module.parameters()], size(critic.head.parameters())
     gradients = [p.grad for p in shards if p.requires_grad]
     least = min(size(p.grad for p in module.parameters() if p.requires_grad) for module, _ in modules)
@@ -56,8 +59,13 @@ def test_the_bytes_reckoned_for_a_card_are_those_of_the_real_objects(make_args, 
     assert advantage == (rollout[0], rollout[1] | {"gathered weights": gathered})
 
     assert update[0] == rollout[0] | {"fp32 gradients, 4 B": least}
-    assert unreduced[torch.float32] == head
-    assert update[1] == advantage[1] | {"gradients before they are reduced": unreduced[torch.bfloat16] + head / 2}
+    several = micro_batch < 4
+    _, (dtype, body), (fp32, of_head) = sorted(unreduced, key=lambda x: -x[1])  # each reduced just once
+    assert dtype == (torch.float32 if several else torch.bfloat16) and (fp32, of_head) == (torch.float32, head)
+    assert update[1] == advantage[1] | {
+        "gradients of a micro-batch": (body / 2 if several else body) + head / 2,
+        "their fp32 sum": (body + head) * several,
+    }
 
 
 def test_a_prediction_takes_away_what_other_cards_hold_and_adds_the_buffer_of_the_gather():

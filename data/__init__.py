@@ -1,0 +1,1 @@
+"""Rows and gates, converters of the published sets, pools, the toy world."""
