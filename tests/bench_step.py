@@ -181,7 +181,7 @@ def training_table(policy, batch, args):
 
             def update(micro=micro):
                 policy.zero_grad(set_to_none=False)
-                for rows in torch.arange(len(lengths)).split(micro):
+                for rows in common.micro_batches(policy, torch.arange(len(lengths)), replace(args, micro_batch=micro)):
                     common.token_logps(policy, batch, rows, args).sum().backward()
 
             update()
