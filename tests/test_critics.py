@@ -142,7 +142,7 @@ def test_the_command_prints_a_table_for_each_question_with_runs_side_by_side(run
     assert out.count("### ") == 3 and "2 steps of the base policy" in out
     first, again = lines[1], lines[2]
     assert (
-        (first[0], again[0]) == (str(run), str(other))
+        (first[0], again[0]) == (run.name, "other-s0")
         and first[1:] == again[1:]
         and "%" in first[3]
         and "%" in first[4]

@@ -165,7 +165,8 @@ def main(argv=None):
         raise SystemExit(f"--steps {cli.steps} has to be above 0.")
     for folder in cli.runs:
         settings(folder, cli.policy)  # before the first of them takes its minutes
-    seen = {str(folder): study(folder, cli.steps, cli.policy) for folder in cli.runs}
+    alike = len({folder.name for folder in cli.runs}) < len(cli.runs)
+    seen = {str(folder) if alike else folder.name: study(folder, cli.steps, cli.policy) for folder in cli.runs}
     rows = [["run", "tokens", "mean return", "explained by the critic", "by a table of states"]]
     for run, tokens in seen.items():
         both = explained(tokens, [x.value for x in tokens]), explained(tokens, table_critic(tokens))
