@@ -920,6 +920,7 @@ class Decoder:
         if not self.banned.is_cuda:
             return self.step(*shape)
         if shape not in self.graphs:
+            clock = time.perf_counter()
             state = self.hidden, self.done, self.tokens, self.logp, self.t, self.slot
             before, seed, side = [x.clone() for x in state], torch.cuda.get_rng_state(), torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
@@ -932,6 +933,8 @@ class Decoder:
             for x, old in zip(state, before, strict=True):
                 x.copy_(old)
             torch.cuda.set_rng_state(seed)
+            if (took := time.perf_counter() - clock) > 1 and dist.get_rank() == 0:
+                tqdm.write(f"The sampler compiled and recorded a step of {shape[0]} answers in {took:.0f} s, once a run.")
         self.graphs[shape].replay()
 
 
