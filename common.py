@@ -934,7 +934,7 @@ class Decoder:
                 x.copy_(old)
             torch.cuda.set_rng_state(seed)
             if (took := time.perf_counter() - clock) > 1 and dist.get_rank() == 0:
-                tqdm.write(f"The sampler compiled and recorded a step of {shape[0]} answers in {took:.0f} s, once a run.")
+                tqdm.write(f"The sampler has compiled its step for {shape[0]} answers in {took:.0f} s, once a run.")
         self.graphs[shape].replay()
 
 
