@@ -52,6 +52,7 @@ UNTRAINED = ("base", "teacher")  # without steps, a seed changes nothing: they a
 READINGS = {"uft01": "hintonly", "uft02": "hintonly", "opd-group": "opd-gated", "reopd-staircase": "reopd",
             "vapo-mc": "vapo", "vapohl-mc": "vapohl", "vapo-fast": "vapo", "vapohl-fast": "vapohl"}  # fmt: skip
 HOLDS, FAILS, UNTESTED = "holds", "does not hold", "cannot be tested here"
+RESULTS = Path("results/toy")
 BEGIN, END = "<!-- written by python -m data.toy.replicate -->", "<!-- end -->"
 
 
@@ -531,8 +532,16 @@ def draw_transfer(plt, world):
 # --- README -----------------------------------------------------------------------------------------------------------
 
 
+def fill(readme, parts):
+    """Put parts between the marks of a README, which is made if there is none."""
+    said = readme.read_text(encoding="utf-8") if readme.exists() else f"{BEGIN}{END}\n"
+    before, after = said.split(BEGIN)[0], said.split(END)[-1]
+    readme.write_text(before + "\n".join([BEGIN, "", *parts, END]) + after, encoding="utf-8")
+
+
 def report(results):
-    """All tables as Markdown, between the marks of the README; figures beside it where matplotlib is there."""
+    """All tables as Markdown, between the marks of the README; the claims in the project's README, too; figures beside
+    it where matplotlib is there."""
     folders = sorted({results / x.relative_to(results).parts[0] for x in results.glob("world*/**/runs.jsonl")})
     worlds, drawn = [World(folder) for folder in folders], importlib.util.find_spec("matplotlib")
     changed = [world for world in worlds if not world.name.removeprefix("world").isdigit()]  # data/toy/changed.py
@@ -552,11 +561,10 @@ def report(results):
         if world.steps:
             text.append(analyze.markdown(*steps_table(world)))
         text += [analyze.markdown(*x) for x in (critics_table(world), readings_table(world)) if len(x[1]) > 1]
-    readme = results / "README.md"
-    said = readme.read_text(encoding="utf-8") if readme.exists() else f"{BEGIN}{END}\n"
-    before, after = said.split(BEGIN)[0], said.split(END)[-1]
-    readme.write_text(before + "\n".join([BEGIN, "", *text, END]) + after, encoding="utf-8")
-    print(*text[:2], f"{readme} is written.", sep="\n")
+    fill(results / "README.md", text)
+    if results == RESULTS:
+        fill(Path("README.md"), text[: 2 + bool(changed)])
+    print(*text[:2], f"{results / 'README.md'} is written.", sep="\n")
     if not drawn:
         print("Its figures need matplotlib: `pip install matplotlib`, then `python -m data.toy.replicate`.")
 
@@ -564,7 +572,7 @@ def report(results):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="a folder of worlds of run folders, to be kept")
-    parser.add_argument("--results", type=Path, default=Path("results/toy"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args(argv)
     worlds = sorted(args.runs.glob("world*")) if args.runs else []
     left = [name for world in worlds for name in keep(world, args.results / world.name)]
