@@ -351,7 +351,7 @@ def claims_table(worlds, title="The paper's claims", of=()):
         f"2: the first {WINDOW} steps. 4, 5: the ends of two groups, which noise alone moves towards each other.",
         "20: the judge is a rule itself, the reward's own; strict takes what the <answer> tag holds to the letter.",
     ]
-    return title, rows, notes
+    return title, rows, notes[:1] if of else notes
 
 
 def arms_table(world):
