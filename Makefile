@@ -12,6 +12,7 @@ JOBS ?= 2
 TOY ?= data/toy
 MAKEFLAGS += --no-print-directory
 # ARMS: some of the names below, or all; JOBS: runs at a time, each with one thread; FLAGS: more flags for every run;
+# WORLDS: numbers, or notail and kin, which change one thing in world 0
 # PY=python3: a Python that has the packages, and no virtual environment is made
 
 # an arm's name -> its command; the run's folder is $(RUNS)/<arm>-s<seed>
@@ -52,7 +53,7 @@ toy: data/toy/images/ready
 	$(PY) judge.py $(RUNS)/* --judge rule
 	$(PY) analyze.py sparsity main --runs $(RUNS)
 
-replicate: $(foreach w,$(WORLDS),$(call world,$w)/images/ready)
+replicate: $(foreach w,$(WORLDS),$(call world,$w)/$(if $(filter notail kin,$w),train.jsonl,images/ready))
 	@echo "to watch the runs: tail -f $(RUNS)/world*/*.log"
 	-@$(MAKE) -k -j$(JOBS) $(WORLDS:%=world%) RUNS=$(RUNS)
 	$(PY) -m data.toy.replicate --runs $(RUNS) --results $(RESULTS)
@@ -79,7 +80,7 @@ data/toy/images/ready: $(venv) $(wildcard data/toy/*.jsonl)
 	$(PY) -m data.toy.prepare
 	@touch $@
 
-data/toy/%/images/ready: data/toy/images/ready
+data/toy/notail/train.jsonl data/toy/kin/train.jsonl: data/toy/%/train.jsonl: data/toy/train.jsonl | data/toy/images/ready
 	$(PY) -m data.toy.changed $*
 
 data/toy/seed%/images/ready: $(venv)
@@ -97,7 +98,7 @@ test: $(venv) data/toy/images/ready
 	@touch $@
 
 clean:
-	rm -rf .venv $(RUNS) data/toy/images .pytest_cache .ruff_cache
+	rm -rf .venv $(RUNS) data/toy/images data/toy/worn.jsonl .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: toy replicate runs test clean

@@ -246,6 +246,8 @@ class Run:
     def begin(self, *key):
         """Seed torch by (seed, key, rank): a step is a pure function of its number, so that resuming costs nothing."""
         torch.manual_seed(random.Random(f"{self.args.seed}/{key}/{self.rank}").getrandbits(63))
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         self.clock = time.perf_counter()
 
     def gather(self, x):
@@ -269,6 +271,7 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             self.laps[f"memory_{name}"] = self.peak()
+        dist.barrier()  # or the wait for the slowest would count as the next stage of the others
         now = time.perf_counter()
         self.laps[f"seconds_{name}"], self.clock = round(now - self.clock, 4), now
 
@@ -279,10 +282,10 @@ class Run:
         return most
 
     def log(self, step, **values):
-        """Means over ranks, of time and memory the most -> one line of metrics.jsonl and the progress line."""
+        """Means over ranks; of seconds and GiB the maximum -> one line of metrics.jsonl and the progress line."""
         laps = self.laps | {"seconds": sum(x for k, x in self.laps.items() if k.startswith("seconds_"))}
         if self.device.type == "cuda":
-            laps["memory_gb"] = max(self.peak(), *(x for k, x in laps.items() if k.startswith("memory_")))
+            laps["memory_gb"] = max([self.peak(), *(x for k, x in laps.items() if k.startswith("memory_"))])
         most = torch.tensor([*laps.values()], dtype=torch.float64, device=self.device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         row = {"step": step} | self.mean(values) | dict(zip(laps, most.tolist(), strict=True))
@@ -1041,7 +1044,7 @@ def term_norms(step, policy, optimizer, batch, old_logp, adv, policy_loss, args,
     for name, (mask, term) in terms.items() if step % 10 == 0 else []:
         tokens = run.sum(mask.sum()).clamp(min=1)
         optimizer.zero_grad()  # the update's own gradient is still there
-        for rows in torch.arange(len(mask)).split(args.micro_batch):
+        for rows in micro_batches(policy, torch.arange(len(mask)), args):
             loss = term(token_logps(policy, batch, rows, args), rows) * mask[rows]
             (loss.sum() / tokens * run.world).backward()
         norms[f"{name}_norm"] = clip_gradient(policy, math.inf)

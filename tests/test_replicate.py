@@ -77,13 +77,14 @@ def write_world(folder, tell, seeds=(0, 1, 2, 3, 4), arms=ELEVEN, half=0.32):
         for run, name in zip(mine, names, strict=True):
             for step in range(STEPS if run[0] not in replicate.UNTRAINED else 0):
                 dead = told[run][2][step >= 10]
-                steps.append([name, step, 1 - dead, dead, 1 - dead, 0, 0, 40, 0.5, 1.0, *[""] * 4])
+                steps.append([name, step, 1 - dead, dead, 1 - dead, 0, 0, 40, 0.5, 1.0, *[""] * 5])
         replicate.write_csv(part / "metrics.csv", ("run", "step", *replicate.METRICS), steps)
         done = [[name, "sparse", habit, 100, 10 * k] for name in names for k, habit in enumerate(HABITS)]
         replicate.write_csv(part / "steps.csv", ("run", "set", "habit", "steps", "right"), done)
-        learnt = [[f"{arm}-s{seed}", step, "" if step == 9 else 0.01 * step + 0.1 * seed + 0.2 * (arm == "vapohl")]
+        learnt = [[f"{arm}-s{seed}", step, *("" if step == 9 else x for x in (
+                       0.01 * step + 0.1 * seed + 0.2 * (arm == "vapohl"), 3.0 if step == 11 else 1.0))]
                   for arm, seed in mine if arm in ("vapo", "vapohl") for step in range(12)]  # fmt: skip
-        replicate.write_csv(part / "pretraining.csv", ("run", "step", "explained_variance"), learnt)
+        replicate.write_csv(part / "pretraining.csv", ("run", "step", *replicate.EXPLAINED), learnt)
         args = {"group": 8, "problems": 8, "steps": STEPS, "pool": ""}
         runs = [dict(name=f"{a}-s{s}", arm=a, seed=s, args=args, gates=[], device="abacus", torch="2", python="3",
                      transformers="5", commit="0" * 40, started=f"2026-01-01T00:0{s}:00Z",
@@ -370,12 +371,28 @@ def test_the_table_of_steps_has_a_column_a_habit(tmp_path):
     assert rows[2][3] == "10.0 +- 0.0"
 
 
+def test_steps_are_pooled_by_the_variance_of_their_returns():
+    rng, rows, returns, errors = np.random.default_rng(0), [], [], []
+    for share in (0.0, 0.1, 0.5):
+        target = (rng.random(40) < share).astype(float)
+        value = 0.5 * target + rng.normal(0, 0.1, 40)
+        bins = np.stack([value, target, np.ones(40)], 1).reshape(4, 10, 3).sum(1)
+        rows.append({"calibration": bins.tolist()})
+        if target.any():
+            rows[-1]["explained_variance"] = 1 - (target - value).var() / target.var()
+            returns.append(40 * target.var())
+            errors.append(40 * (target - value).var())
+    found = replicate.pooled([replicate.varied(row) for row in rows])
+    assert len(returns) == 2 and found == pytest.approx(1 - sum(errors) / sum(returns))
+    assert np.isnan(replicate.pooled(rows[:1])) and replicate.varied({"reward": 1}) == {"reward": 1}
+
+
 def test_critics_are_set_side_by_side_as_they_learn(tmp_path):
     _, rows, notes = replicate.critics_table(write_world(tmp_path / "world0", paper_is_right, seeds=(0, 1)))
     assert [row[0] for row in rows[1:]] == [
         f"value pretraining, {x}" for x in ("1 to 3", "4 to 6", "7 to 9", "10 to 12")
     ]
-    assert [row[1].split(" ")[0] for row in rows[1:]] == ["6.0", "9.0", "12.0", "15.5"]  # a step has none: 10, 11
+    assert [row[1].split(" ")[0] for row in rows[1:]] == ["6.0", "9.0", "12.0", "15.8"]  # 10, thrice 11
     assert [row[3] for row in rows[1:]] == ["+20.0 [+20.0, +20.0]"] * 4 and "2 seeds" in notes[-1]
     alone = write_world(tmp_path / "world1", paper_is_right, arms=["vapo"])
     assert len(replicate.critics_table(alone)[1]) == 1  # a header
@@ -423,7 +440,8 @@ def test_one_command_trains_judges_and_tells_and_goes_on_where_it_was(tmp_path):
     names = ["base-s0", "grpo-s0", "grpo-s1", "hintonly-s0", "hintonly-s1"]
     assert [path.parent.name for path in sorted(runs.glob("*/outputs.jsonl"))] == names
     assert said.count("is finished") == 5 and "5 of 5" in said
-    files = {"outcomes.csv", "outputs.csv", "steps.csv", "metrics.csv", "runs.jsonl", "precondition.json"}
+    files = {"outcomes.csv", "outputs.csv", "steps.csv", "metrics.csv", "pretraining.csv", "runs.jsonl",
+             "precondition.json"}  # fmt: skip
     assert {path.name for path in kept.iterdir() if path.suffix != ".svg"} == files
 
     # tables from results/ are those from runs/

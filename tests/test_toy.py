@@ -511,7 +511,7 @@ def test_a_changed_world_differs_in_one_thing(monkeypatch, tmp_path, change, cap
         assert now == [row for row in was if row["profile"]["correct"] == 0] and 0.93 < len(now) / len(was) < 0.96
     else:
         assert [row | {"teacher": 0} for row in now] == [row | {"teacher": 0} for row in was]
-        assert all(row["teacher"] for row in now) and "right in" in capsys.readouterr().out
+        assert all(row["teacher"] for row in now) and "answers to the pool are right" in capsys.readouterr().out
         assert set(world.habits("teacher")[1]) < set(world.habits("student")[1])
         assert not set(world.habits("teacher", kin=False)[1]) < set(world.habits("student")[1])
     assert len(common.load_pool(args.pool)) == len(now)

@@ -1,13 +1,13 @@
 """Copies of the shipped world with one thing changed: would a claim that fails in it hold in them?
 
 python -m data.toy.changed notail     the pool without its tail: only what the base got wrong in 256 of 256 rollouts
-python -m data.toy.changed kin        a teacher whose bad habits are its student's, too (a GPU, minutes)
+python -m data.toy.changed kin        a teacher whose bad habits are all its student's, too (a GPU, minutes); so it is
+                                      also worse on the pool, which was selected for the student's
 
 Each is a world in a folder of that name, for `--toy data/toy/notail` or `make replicate WORLDS=notail ARMS=grpo`.
 """
 
 import argparse
-import json
 
 import common  # isort: skip  # first: it says in a sentence which package is missing
 from data.toy import prepare, world
@@ -32,21 +32,21 @@ def main(argv=None):
     if change == "notail":
         link(folder / "teacher", "../teacher")
         rows = [row for row in rows if row["profile"]["correct"] == 0]
+        told = f"The shipped world with {len(rows)} problems to train on: those that the base was never right in."
     else:
         world.KIN = True
-        tokenizer = prepare.make_tokenizer()
         if not (folder / "teacher/model.safetensors").exists():
-            for part in (prepare.pretrain("teacher", tokenizer).half(), tokenizer, prepare.make_images()):
-                part.save_pretrained(folder / "teacher")
+            prepare.build_models(folder, ["teacher"])
         seen = [row | {"image": str(prepare.HERE / row["image"])} for row in rows]
         with prepare.sampler() as ask:
             answers = ask(f"{change}/teacher", seen, "replay")
+        tokenizer, right = prepare.make_tokenizer(), sum(grade == "right" for [(_, grade)] in answers)
         for row, [(text, _)] in zip(rows, answers, strict=True):
             row["teacher"] = tokenizer(text).input_ids
-        right = sum(grade == "right" for [(_, grade)] in answers) / len(rows)
-        print(f"Its teacher is right in {right:.1%} of one answer a problem.")
-    common.write_text(folder / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    print(f"{folder}: {len(rows)} problems to train on. Next: make replicate WORLDS={change} ARMS=... SEEDS=...")
+        told = f"The shipped world with another teacher: {right / len(rows):.1%} of its answers to the pool are right."
+    common.write_text(folder / "readme.md", f"{told}\n")
+    common.write_text(folder / "train.jsonl", common.jsonl(rows))  # last: it says that all is there
+    print(f"{told}\n{folder} is made. Next: make replicate WORLDS={change} ARMS=... SEEDS=...")
 
 
 if __name__ == "__main__":

@@ -436,7 +436,8 @@ def draw_missing():
     worn.jsonl, which is `old` with its multiple choice in worn print."""
     rows = [row for name in world.NAMES for row in common.read_jsonl(HERE / f"{name}.jsonl")]
     worn = [wear(row) for row in rows if row["split"] == "old"]
-    common.write_text(HERE / "worn.jsonl", "".join(json.dumps(row) + "\n" for row in worn))
+    if not (path := HERE / "worn.jsonl").exists() or common.read_jsonl(path) != worn:  # it keeps its time for make
+        common.write_text(path, common.jsonl(worn))
     rows += [row for row in worn if row["kind"] == "choice"]
     drawn, now = HERE / "images/rows.sha256", hashlib.sha256(json.dumps([row["draw"] for row in rows]).encode())
     if not drawn.exists() or drawn.read_text() != now.hexdigest():
@@ -449,14 +450,14 @@ def draw_missing():
     print(f"{HERE}: {len(missing)} of {len(rows)} pictures drawn, the others were there.")
 
 
-def build_models():
-    """Tokenizer and models from the seed."""
+def build_models(folder, names):
+    """Tokenizer and models from the seed; the model is saved last."""
     torch.set_float32_matmul_precision("high")
     torch.use_deterministic_algorithms(True, warn_only=True)
     tokenizer = make_tokenizer()
-    for name in world.RECIPES:
-        for part in (pretrain(name, tokenizer).half(), tokenizer, make_images()):
-            part.save_pretrained(HERE / name)
+    for name in names:
+        for part in (tokenizer, make_images(), pretrain(name, tokenizer).half()):
+            part.save_pretrained(folder / name)
 
 
 def build_rows():
@@ -481,7 +482,7 @@ def build_rows():
         for i, row in enumerate(rows):
             row |= {"image": f"images/{name}-{i:04d}.png", "solution_source": "generator"}
             rows[i] = {"id": f"{name}-{i:04d}", "source": "toy", "split": name} | {key: row.get(key) for key in FIELDS}
-        common.write_text(HERE / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        common.write_text(HERE / f"{name}.jsonl", common.jsonl(rows))
 
 
 def main(argv=None):
@@ -497,7 +498,7 @@ def main(argv=None):
     if args.rebuild:
         if not torch.cuda.is_available():
             print("There is no GPU: what takes minutes on one takes many hours here.")
-        build_models()
+        build_models(HERE, world.RECIPES)
         build_rows()
     check_files()
     draw_missing()

@@ -42,7 +42,8 @@ from analyze import DELIVERED, FIVE, OTHERS, PAPER_DYNAMATH, PAPER_RHO, SIX, WIN
 from data.toy.world import chain_of, habits, hard_steps
 
 METRICS = ("reward", "all_wrong", "mixed", "unparsed", "truncated", "length", "entropy", "grad_norm", "teacher_kl",
-           "explained_variance", "eval_sparse", "eval_cross")  # fmt: skip
+           "explained_variance", "variance", "eval_sparse", "eval_cross")  # fmt: skip
+EXPLAINED = ("explained_variance", "variance")
 FACTS = ("commit", "sha256", "python", "torch", "transformers", "device", "started", "ended")
 COUNTS = ("n", "right", "strict", "unparsed", "tagged", "bare", "worked", "worked_right", "characters")
 ELEVEN = [arm for arm in PAPER_DYNAMATH if arm != "base"]
@@ -76,13 +77,12 @@ def keep(runs, out):
             analyze.write_outcomes(part, folder / "outcomes.csv")
             write_csv(folder / "outputs.csv", ("run", "set", "kind", *COUNTS), count(part, strict[mine], silent[mine]))
             write_csv(folder / "steps.csv", ("run", "set", "habit", "steps", "right"), count_steps(part))
-            rows = ([run["name"], row["step"], *(short(row.get(k)) for k in METRICS)]
+            rows = ([run["name"], row["step"], *(short(varied(row).get(k)) for k in METRICS)]
                     for run in part.runs for row in run["metrics"])  # fmt: skip
             write_csv(folder / "metrics.csv", ("run", "step", *METRICS), rows)
-            rows = [[run["name"], row["step"], short(row.get("explained_variance"))] for run in part.runs
+            rows = [[run["name"], row["step"], *(short(varied(row).get(k)) for k in EXPLAINED)] for run in part.runs
                     for row in analyze.read_metrics(run["dir"] / "pretraining.jsonl")]  # fmt: skip
-            if rows:
-                write_csv(folder / "pretraining.csv", ("run", "step", "explained_variance"), rows)
+            write_csv(folder / "pretraining.csv", ("run", "step", *EXPLAINED), rows)
             (folder / "runs.jsonl").write_text("".join(json.dumps(facts(run)) + "\n" for run in part.runs))
     pool = Path(data.runs[0]["args"]["pool"])
     told = {"precondition.json": pool.with_suffix(".precondition.json")}
@@ -97,6 +97,23 @@ def keep(runs, out):
 def write_csv(path, header, rows):
     with open(path, "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
+
+
+def varied(row):
+    """A line of a critic arm's log, and the `variance` of its returns, 0 or 1, summed over tokens: n p (1 - p)."""
+    if "calibration" not in row:
+        return row
+    _, right, n = np.sum(row["calibration"], axis=0)
+    return row | {"variance": right - right * right / n}
+
+
+def pooled(rows):
+    """Explained variance of several steps together: each counts by its `variance`; nan where none has any."""
+    told = [[row[k] for k in EXPLAINED] for row in rows if "explained_variance" in row]
+    if not told:
+        return math.nan
+    explained, variance = np.transpose(told)
+    return np.average(explained, weights=variance)
 
 
 def read_csv(path):
@@ -168,9 +185,10 @@ class World:
                 counts[row["kind"]] = Counter({k: int(row[k]) for k in COUNTS})
             for row in read_csv(part / "steps.csv"):
                 self.steps[row["run"], row["set"], row["habit"]] = 100 * int(row["right"]) / int(row["steps"])
-            for row in read_csv(part / "pretraining.csv") if (part / "pretraining.csv").exists() else ():
-                told = {"explained_variance": float(row["explained_variance"])} if row["explained_variance"] else {}
-                self.before.setdefault(row["run"], []).append(told)
+            runs = {run["name"]: (run["arm"], run["seed"]) for run in data.runs}
+            for row in read_csv(part / "pretraining.csv"):
+                told = {k: float(row[k]) for k in EXPLAINED if row[k]}
+                self.before.setdefault(runs[row["run"]], []).append(told)
         self.log = {(run["arm"], run["seed"]): run["metrics"] for run in self.runs}
 
     def seeds(self, arms):
@@ -364,9 +382,10 @@ def arms_table(world):
         if seeds := sorted(seed for one, seed in world.share if one == arm):
             cells = [spread([world.acc(arm, s, x) for s in seeds]) for x in sets]
             said = [world.said(arm, s, "old", "choice") for s in seeds]
-            late = [("all_wrong", False), ("all_wrong", True), ("length", True), ("explained_variance", True)]
+            late = [("all_wrong", False), ("all_wrong", True), ("length", True)]
             late = [np.mean([world.fifth(arm, s, *x) for s in seeds]) for x in late]
             late[2] /= 100  # tokens, no share
+            late.append(np.mean([pooled(world.log[arm, s][-(len(world.log[arm, s]) // 5) :]) for s in seeds]))
             bare = analyze.mean(x["bare"] / x["n"] for x in said if x["n"])
             rows.append([arm, len(seeds), *cells, analyze.percent(bare), *map(analyze.points, late)])
             rows[-1].append(PAPER_DYNAMATH.get(arm, ""))
@@ -384,26 +403,24 @@ def steps_table(world):
     for arm in ("teacher", "base", *ELEVEN, *READINGS):
         if seeds := sorted(seed for one, seed in world.share if one == arm):
             found = [[world.steps.get((f"{arm}-s{s}", *x.split(": ")), math.nan) for s in seeds] for x in rows[0][2:]]
-            rows.append([arm, len(seeds), *("" if np.isnan(x).any() else spread(x) for x in found)])
-    note = "Hard steps that come after right ones alone, greedy; student, both, ...: who has a bad habit with the card."
+            rows.append([arm, len(seeds), *map(spread, found)])
+    note = "Hard steps after right ones alone, greedy. student, both, teacher, none: has a bad habit with the card."
     return f"{world.name}: hard steps done right, %", rows, [note]
 
 
 def critics_table(world):
     """How much of the variance of returns critics explain as they learn, HL-Gauss beside MSE by seed."""
     arms, rows = ("vapo", "vapohl"), [["steps", "vapo", "vapohl", "vapohl - vapo"]]
-    seeds = [s for s in world.seeds(arms) if all(f"{arm}-s{s}" in world.before for arm in arms)]
+    seeds = [s for s in world.seeds(arms) if all((arm, s) in world.before for arm in arms)]
     for name, of in (("value pretraining", world.before), ("training", world.log)):
-        logs = [[of[f"{arm}-s{s}" if of is world.before else (arm, s)] for s in seeds] for arm in arms]
-        n = min((len(log) for some in logs for log in some), default=0)
+        n = min((len(of[arm, s]) for arm in arms for s in seeds), default=0)
         for k in range(4 if n else 0):
             part = slice(k * n // 4, (k + 1) * n // 4)
-            both = [[analyze.mean(100 * x for x in analyze.column(log[part], "explained_variance")) for log in some]
-                    for some in logs]  # fmt: skip
-            if None not in both[0] + both[1]:
+            both = [[100 * pooled(of[arm, s][part]) for s in seeds] for arm in arms]
+            if np.isfinite(both).any():
                 gap = cell(*interval(np.subtract(both[1], both[0])))
                 rows.append([f"{name}, {part.start + 1} to {part.stop}", *map(spread, both), gap])
-    notes = ["Explained variance of returns not trained on yet, 1 - Var(R - V) / Var(R), of the steps that have any.",
+    notes = ["Explained variance of returns not trained on yet, 1 - Var(R - V) / Var(R), of the steps together.",
              f"{len(seeds)} seeds; the same rollouts for both critics in value pretraining."]  # fmt: skip
     return f"{world.name}: what critics explain, %", rows, notes
 
@@ -550,20 +567,20 @@ def report(results):
         figures(world, results / world.name)
     if not worlds:
         raise SystemExit(f"{results} keeps no world: name the runs with --runs, or another folder with --results.")
-    text = [analyze.markdown(*claims_table(plain))]
+    text = [analyze.markdown(*claims_table(plain))] if plain else []
     if changed:
-        text.append(analyze.markdown(*claims_table([*plain[:1], *changed], "Where world0 is changed", changed)))
+        beside = [world for world in plain if world.name == "world0"]
+        text.append(analyze.markdown(*claims_table([*beside, *changed], "Where world0 is changed", changed)))
     text.append("\n".join(f"- {ran(world)}" for world in worlds) + "\n")
     for world in worlds:
         text.append(analyze.markdown(*arms_table(world)))
         paths = sorted((results / world.name).glob("*.svg"))
         text += [f"![{world.name}: {path.stem}]({world.name}/{path.name})\n" for path in paths]
-        if world.steps:
-            text.append(analyze.markdown(*steps_table(world)))
+        text.append(analyze.markdown(*steps_table(world)))
         text += [analyze.markdown(*x) for x in (critics_table(world), readings_table(world)) if len(x[1]) > 1]
     fill(results / "README.md", text)
     if results == RESULTS:
-        fill(Path("README.md"), text[: 2 + bool(changed)])
+        fill(Path("README.md"), text[: bool(plain) + bool(changed) + 1])
     print(*text[:2], f"{results / 'README.md'} is written.", sep="\n")
     if not drawn:
         print("Its figures need matplotlib: `pip install matplotlib`, then `python -m data.toy.replicate`.")
