@@ -90,7 +90,7 @@ def write_world(folder, tell, seeds=(0, 1, 2, 3, 4), arms=ELEVEN, half=0.32):
                      transformers="5", commit="0" * 40, started=f"2026-01-01T00:0{s}:00Z",
                      ended=f"2026-01-01T00:0{s + 2}:00Z") for a, s in mine]  # fmt: skip
         (part / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
-    shown = {k: {"rows": 700, "right": x, "right_error": 0.01} for k, x in (("0.0", 0.03), ("0.5", half))}
+    shown = {"0.5": {"rows": 700, "right": half, "gain": half - 0.03, "gain_error": 0.01}}
     (folder / "precondition.json").write_text(json.dumps({"shown": shown}))
     return replicate.World(folder)
 
@@ -256,7 +256,7 @@ def test_claims_are_recomputed_from_the_file_of_outcomes(tmp_path):
     same("predicts", [rho(s, "sparse") for s in seeds])
     late = lambda s: [float(x["all_wrong"]) for x in steps if x["run"] == f"grpo-s{s}" and int(x["step"]) >= 40]
     same("stalls", [100 * statistics.mean(late(s)) for s in seeds])
-    assert got[claim("unlocks")] == (pytest.approx(29.0), pytest.approx(1.96 * 2**0.5), "700 rows")
+    assert got[claim("unlocks")] == (pytest.approx(29.0), pytest.approx(1.96), "700 rows")
 
 
 def test_the_report_is_written_between_its_marks_from_results_alone(tmp_path, capsys):
@@ -469,3 +469,18 @@ def test_one_command_trains_judges_and_tells_and_goes_on_where_it_was(tmp_path):
     assert said.count(" stopped:") == 2 and "opd-s0 stopped:" in said and "toy/teacher" in said
     changed = [name for name in names if (runs / name / "outputs.jsonl").stat().st_mtime_ns != times[name]]
     assert changed == ["grpo-s1"] and {name: (kept / name).read_bytes() for name in before} == before
+
+    # a part of the runs replaces its own part of what is kept, and nothing that had other data
+    elsewhere = tmp_path / "elsewhere/world0"
+    shutil.copytree(runs / "grpo-s1", elsewhere / "grpo-s1")
+    runs_kept = (kept / "runs.jsonl").read_text()
+    for name in ("outcomes.csv", "outputs.csv", "steps.csv", "metrics.csv"):
+        lines = (kept / name).read_text().replace("\ngrpo-s1,", "\ngrpo-s9,").splitlines(keepends=True)
+        (kept / name).write_text("".join(line for line in lines if not line.startswith("grpo-s9,")))
+    assert not replicate.keep(elsewhere, kept)
+    assert {name: (kept / name).read_bytes() for name in before} == before
+    assert (kept / "runs.jsonl").read_text() == runs_kept
+    sha = common.read_jsonl(kept / "runs.jsonl")[0]["sha256"][f"{tmp_path}/toy/cross.jsonl"]
+    (kept / "runs.jsonl").write_text(runs_kept.replace(sha, "0" * 64))
+    with pytest.raises(SystemExit, match=r"keeps base-s0, for which .*cross.jsonl was another file than for grpo-s1"):
+        replicate.keep(elsewhere, kept)

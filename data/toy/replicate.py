@@ -7,7 +7,8 @@ Of each world it keeps outcomes.csv (a row a question, a column of 0 and 1 a run
 outputs.csv (counts over the outputs of a run, set and kind), steps.csv (hard steps by whose bad habit their card is),
 pretraining.csv (a row a critic and step of value pretraining), runs.jsonl (settings, versions, machine, gates, critics'
 calibration) and precondition.json (rollouts on the pool before training); in others/ the same of the runs that are none
-of the eleven arms. `python analyze.py --runs results/toy/world0` reads these, too.
+of the eleven arms. What it kept of other runs before stays, if their data are the same, so that arms and seeds can be
+run in any order and place. `python analyze.py --runs results/toy/world0` reads these, too.
 
 Rules of the verdicts, fixed before the final runs. A claim is a statistic with one value a seed, contrasts are paired
 by seed; low and high are the ends of Student's 95 % interval over seeds (of the first claim, over rows of the pool).
@@ -72,18 +73,8 @@ def keep(runs, out):
     known = [run["arm"] in PAPER_DYNAMATH for run in data.runs]
     for folder, mine in ((out, np.flatnonzero(known)), (out / "others", np.flatnonzero(np.logical_not(known)))):
         if len(mine):
-            folder.mkdir(parents=True, exist_ok=True)
             part = replace(data, runs=[data.runs[i] for i in mine], right=data.right[mine], output=data.output[mine])
-            analyze.write_outcomes(part, folder / "outcomes.csv")
-            write_csv(folder / "outputs.csv", ("run", "set", "kind", *COUNTS), count(part, strict[mine], silent[mine]))
-            write_csv(folder / "steps.csv", ("run", "set", "habit", "steps", "right"), count_steps(part))
-            rows = ([run["name"], row["step"], *(short(varied(row).get(k)) for k in METRICS)]
-                    for run in part.runs for row in run["metrics"])  # fmt: skip
-            write_csv(folder / "metrics.csv", ("run", "step", *METRICS), rows)
-            rows = [[run["name"], row["step"], *(short(varied(row).get(k)) for k in EXPLAINED)] for run in part.runs
-                    for row in analyze.read_metrics(run["dir"] / "pretraining.jsonl")]  # fmt: skip
-            write_csv(folder / "pretraining.csv", ("run", "step", *EXPLAINED), rows)
-            (folder / "runs.jsonl").write_text("".join(json.dumps(facts(run)) + "\n" for run in part.runs))
+            add(part, strict[mine], silent[mine], folder)
     pool = Path(data.runs[0]["args"]["pool"])
     told = {"precondition.json": pool.with_suffix(".precondition.json")}
     if pool.parent != Path("data/toy"):  # a world that is not shipped
@@ -92,6 +83,43 @@ def keep(runs, out):
         if path.exists():
             (out / name).write_bytes(path.read_bytes())
     return left
+
+
+def add(data, strict, silent, folder):
+    """Write what is kept of these runs, beside what `folder` keeps of others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    new = [facts(run) for run in data.runs]
+    names, path = [run["name"] for run in new], folder / "runs.jsonl"
+    old = [run for run in (judge.read_jsonl(path) if path.exists() else []) if run["name"] not in names]
+    for run, key in itertools.product(old, new[0]["sha256"]):
+        if run["sha256"].get(key, "") not in ("", new[0]["sha256"][key]):
+            raise SystemExit(f"{path} keeps {run['name']}, for which {key} was another file than for {names[0]}: "
+                             f"remove {folder}, or name another folder with --results.")  # fmt: skip
+    runs = sorted(old + new, key=lambda run: (analyze.place(run), run["arm"], run["seed"]))
+    ranks = {run["name"]: rank for rank, run in enumerate(runs)}
+
+    def write(name, header, rows):
+        kept = [[row.get(k, "") for k in header] for row in read_csv(folder / name) if row["run"] not in names]
+        write_csv(folder / name, header, sorted([*kept, *rows], key=lambda row: ranks[row[0]]))  # stable
+
+    before = {(row["set"], row["id"]): row for row in read_csv(path.with_name("outcomes.csv"))}
+    analyze.write_outcomes(data, path.with_name("outcomes.csv"))
+    if old:  # a question stays that all runs were asked
+        rows = [row for row in read_csv(path.with_name("outcomes.csv")) if (row["set"], row["id"]) in before]
+        for row in rows:
+            was = before[row["set"], row["id"]]
+            row |= {run["name"]: was[run["name"]] for run in old}
+            bare = {*was["bare_letter"].split()} - {*names} | {*row["bare_letter"].split()}
+            row["bare_letter"] = "".join(f" {name}" for name in ranks if name in bare)
+        header = [*(k for k in (rows or [{}])[0] if k not in ranks), *ranks]
+        write_csv(path.with_name("outcomes.csv"), header, ([row[k] for k in header] for row in rows))
+    write("outputs.csv", ("run", "set", "kind", *COUNTS), count(data, strict, silent))
+    write("steps.csv", ("run", "set", "habit", "steps", "right"), count_steps(data))
+    for name, fields in (("metrics", METRICS), ("pretraining", EXPLAINED)):
+        rows = ([run["name"], row["step"], *(short(varied(row).get(k)) for k in fields)]
+                for run in data.runs for row in analyze.read_metrics(run["dir"] / f"{name}.jsonl"))  # fmt: skip
+        write(f"{name}.csv", ("run", "step", *fields), rows)
+    path.write_text("".join(json.dumps(run) + "\n" for run in runs))
 
 
 def write_csv(path, header, rows):
@@ -117,6 +145,8 @@ def pooled(rows):
 
 
 def read_csv(path):
+    if not path.exists():
+        return []
     with open(path, newline="", encoding="utf-8") as file:
         return [*csv.DictReader(file)]
 
@@ -329,11 +359,9 @@ def verdict(rule, low, high):
 def measure(claim, world):
     """-> (mean, half of its 95 % interval, "n seeds" or why not)."""
     if claim.text == UNLOCKS:
-        none, half = (world.shown.get(share) for share in ("0.0", "0.5"))
-        if not (none and half):
+        if not (half := world.shown.get("0.5")):
             return math.nan, math.nan, "no precondition.json"
-        error = math.hypot(none["right_error"], half["right_error"])
-        return 100 * (half["right"] - none["right"]), 196 * error, f"{none['rows']} rows"
+        return 100 * half["gain"], 196 * half["gain_error"], f"{half['rows']} rows"
     values = [x for x in (claim.value(world, s) for s in world.seeds(claim.arms)) if not math.isnan(x)]
     middle, half = interval(values)
     absent = [arm for arm in claim.arms if arm not in {arm for arm, _ in world.share}]
@@ -363,11 +391,15 @@ def claims_table(worlds, title="The paper's claims", of=()):
             found[world.name, claim.text] = said
             rows[-1] += [f"{cell(middle, half, claim.form)} ({over})".strip(), f"*{said}*"]
     notes = [
-        "mean [low, high: 95 %], points unless it is a share or rho; rules: the docstring of data/toy/replicate.py.",
+        "mean [low, high: 95 %], points unless it is a share or rho; rules: the docstring of data/toy/replicate.py. "
+        "Student's intervals know no bounds: an end may lie past 100 % or 1.",
         f"delivered, by our reading: {', '.join(DELIVERED)}; the others: {', '.join(OTHERS)}. transfer: `cross`.",
         f"Of {len(CLAIMS)} intervals at 95 % one is expected to miss its value by chance.",
         f"2: the first {WINDOW} steps. 4, 5: the ends of two groups, which noise alone moves towards each other.",
-        "20: the judge is a rule itself, the reward's own; strict takes what the <answer> tag holds to the letter.",
+        "7, 8, 11, 15, 21: between something (low > 0) and nothing (high < 5) is *cannot be tested here*. 18 explains "
+        "16, and cannot be tested where that does not hold.",
+        "20: the judge is a rule itself, the reward's own; strict takes what the <answer> tag holds to the letter. "
+        "21: `cross` has no multiple choice, and a guess of three digits is hardly ever right.",
     ]
     return title, rows, notes[:1] if of else notes
 
@@ -377,7 +409,7 @@ def arms_table(world):
     sets = ("sparse", "cross", "combined", "old", "old choice", "old open", "worn", "easy")
     sets = [name for name in sets if all(name in shares for shares in world.share.values())]
     rows = [["arm", "seeds", *sets, "bare letter", "all wrong, first fifth", "all wrong, last", "tokens", "V explains"]]
-    rows[0].append("paper: DynaMath")
+    rows[0] += ["paper: DynaMath", "on"]
     for arm in ("teacher", "base", *ELEVEN, *READINGS):
         if seeds := sorted(seed for one, seed in world.share if one == arm):
             cells = [spread([world.acc(arm, s, x) for s in seeds]) for x in sets]
@@ -388,10 +420,13 @@ def arms_table(world):
             late.append(np.mean([pooled(world.log[arm, s][-(len(world.log[arm, s]) // 5) :]) for s in seeds]))
             bare = analyze.mean(x["bare"] / x["n"] for x in said if x["n"])
             rows.append([arm, len(seeds), *cells, analyze.percent(bare), *map(analyze.points, late)])
-            rows[-1].append(PAPER_DYNAMATH.get(arm, ""))
+            on = Counter(run.get("device", "").removeprefix("NVIDIA ") for run in world.runs if run["arm"] == arm)
+            on = ", ".join(f"{device} {n}" if len(on) > 1 else device for device, n in on.items())
+            rows[-1] += [PAPER_DYNAMATH.get(arm, ""), on]
     notes = [
         "+-: half of Student's 95 % interval over seeds. bare letter: of the answers to multiple choice.",
         "tokens of a rollout, V explains (the critic, of the variance of returns): the last fifth of the steps.",
+        "on: a CPU computes in fp32, a GPU in bf16 under fp32 master weights.",
     ]
     return f"{world.name}: accuracy and training, %", rows, notes
 
@@ -420,7 +455,8 @@ def critics_table(world):
             if np.isfinite(both).any():
                 gap = cell(*interval(np.subtract(both[1], both[0])))
                 rows.append([f"{name}, {part.start + 1} to {part.stop}", *map(spread, both), gap])
-    notes = ["Explained variance of returns not trained on yet, 1 - Var(R - V) / Var(R), of the steps together.",
+    notes = ["Of returns not trained on yet, 1 - Var(R - V) / Var(R) within a step: the mean over the steps that have "
+             "right answers, weighted by Var(R). What V errs in the others, or from step to step, does not count.",
              f"{len(seeds)} seeds; the same rollouts for both critics in value pretraining."]  # fmt: skip
     return f"{world.name}: what critics explain, %", rows, notes
 
