@@ -76,11 +76,11 @@ $(RUNS)/%/outputs.jsonl:
 		|| { echo "$(@D) stopped:"; tail -n 2 $(@D).log; exit 1; }; \
 		echo "$(@D) is finished: $$(ls $(RUNS)/*/outputs.jsonl | wc -l) of $(words $(wanted))")
 
-data/toy/images/ready: $(venv) $(wildcard data/toy/*.jsonl)
+data/toy/images/ready: $(venv) data/toy/prepare.py $(wildcard data/toy/*.jsonl)
 	$(PY) -m data.toy.prepare
 	@touch $@
 
-data/toy/notail/train.jsonl data/toy/kin/train.jsonl: data/toy/%/train.jsonl: data/toy/train.jsonl | data/toy/images/ready
+data/toy/notail/train.jsonl data/toy/kin/train.jsonl: data/toy/%/train.jsonl: | data/toy/images/ready
 	$(PY) -m data.toy.changed $*
 
 data/toy/seed%/images/ready: $(venv)

@@ -160,7 +160,7 @@ def start(args):
 
 
 POSITIVE = ("problems", "group", "warmup", "save_every", "patience", "minibatches", "micro_batch", "eval_size",
-            "max_new_tokens", "temperature", "value_steps")  # fmt: skip
+            "max_new_tokens", "temperature", "value_steps", "kl_until")  # fmt: skip
 LEFT = ("gates.json", "pretraining.jsonl", "critic.safetensors")  # of a start that ended before its first state
 FREE = ("runs", "gates", "patience", "save_every")  # flags that change no weight and may differ when a run is resumed
 
@@ -599,7 +599,8 @@ def shard(module, dtype, run):
 
 def micro_batches(module, rows, args):
     """Cut the rows of a minibatch, an index tensor, as one forward and backward take them. Weights are gathered once
-    and gradients reduced once for all of them: in between, a rank sums its own in fp32."""
+    and gradients reduced once for all of them. In between, a rank sums its own, whole and in fp32: with more than one
+    cut, 4 bytes a trained weight on each GPU, and as much again while they are reduced."""
     cuts = rows.split(args.micro_batch)
     for i, cut in enumerate(cuts, 1):
         module.set_requires_gradient_sync(i == len(cuts))

@@ -236,12 +236,12 @@ def summary(arm, n, rows, cache, args):
         print(told)
     if cuda:
         peaks.append(max(row["memory_gb"] for row in rows))
-        print(f"  peak of the whole run, loading and first step included: {peaks[-1]:.2f} GiB")
+        print(f"  peak of all steps, the first included: {peaks[-1]:.2f} GiB")
     sys.stdout.flush()
     return dict(arm=arm, processes=n, problems=args["problems"]) | {
         f"{k} s": f"{x:.2f}" for k, x in zip([*stages, "step"], [*seconds, step], strict=True)
     } | {"rollouts/s": f"{rollouts / step:.2f}", "tokens/s": f"{tokens:,.0f}"} | {
-        f"{k} GiB": f"{x:.1f}" for k, x in zip([*stages, "run"], peaks, strict=False)
+        f"{k} GiB": f"{x:.1f}" for k, x in zip([*stages, "any step"], peaks, strict=False)
     } | ({f"over {OVER}, at most GiB": f"{max(predicted):.1f} (predicted)"} if cuda else {}) | {
         "first loss": f"{learnt[0]:.6f}", "first gradient norm": f"{learnt[1]:.5f}"
     }  # fmt: skip
@@ -289,9 +289,10 @@ def main():
                 config = json.loads((run / "config.json").read_text())
                 cache = json.loads((run / "cache.json").read_text())
                 row = summary(arm, n, common.read_jsonl(run / "metrics.jsonl"), cache, config["args"])
-                before = next((x for x in rows if x["arm"] == arm), row)
                 if len(flags.processes) > 1:
-                    row["rollouts/s, ratio"] = f"{float(row['rollouts/s']) / float(before['rollouts/s']):.2f}"
+                    first = [x for x in [*rows, row] if (x["arm"], x["processes"]) == (arm, flags.processes[0])]
+                    ratio = [f"{float(row['rollouts/s']) / float(x['rollouts/s']):.2f}" for x in first]
+                    row["rollouts/s, ratio"] = "".join(ratio)
                 rows.append(row)
     print(f"\n{time.strftime('%Y-%m-%d')}, {common.device_name()}, torch {torch.__version__}, transformers "
           f"{transformers.__version__}, `python tests/bench_arms.py {shlex.join(sys.argv[1:])}`\n")  # fmt: skip

@@ -28,7 +28,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 # Runs under one process and under two. The answers of the `fed` run come from a file: every rank takes those to its
 # own problems. The others sample for themselves; `broken` and `left` fail with a state saved; `broken` is run again.
 SCRIPT = """
-import json, sys
+import json, sys, time
 from dataclasses import replace
 from pathlib import Path
 import torch
@@ -91,6 +91,11 @@ if world > 1:
     except SystemExit as refusal:
         facts["odd"] = str(refusal)
     run = common.start(replace(args, name="draws"))
+    torch.distributed.barrier()
+    run.begin(0)
+    time.sleep(0.5 * rank)
+    run.lap("rollout")
+    facts["waited"] = run.laps["seconds_rollout"]
     policy, processor = common.load_policy(args.model, args, run), common.Processor(args.model, args)
     run.begin(0)
     problem = common.load_pool(args.pool)[0]
@@ -171,6 +176,10 @@ def test_they_log_the_seconds_of_the_slowest_and_its_rate(both):
     assert row["tokens_per_second"] == round(row["tokens"] / max(sum(x.values()) for x in laps), 1)
 
 
+def test_waiting_for_the_slowest_counts_as_its_stage(both):
+    assert all(both.facts[2, rank]["waited"] > 0.45 for rank in (0, 1))
+
+
 def test_they_log_the_same_and_end_with_the_same_weights(both):
     one, two = steps(folder(both, "fed", 1))[0], steps(folder(both, "fed"))[0]
     for row in (one, two):
@@ -217,7 +226,7 @@ def test_problems_that_do_not_divide_are_refused_and_so_is_another_number_of_pro
 # Both critics taught on answers that lie in one folder, by one process or by two; then a critic arm's training by two,
 # whole and broken off before its second and its third step.
 CRITIC = """
-import json, sys
+import json, sys, time
 from dataclasses import replace
 from pathlib import Path
 import torch

@@ -452,6 +452,8 @@ def draw_missing():
 
 def build_models(folder, names):
     """Tokenizer and models from the seed; the model is saved last."""
+    if not torch.cuda.is_available():
+        print("There is no GPU: what takes minutes on one takes many hours here.")
     torch.set_float32_matmul_precision("high")
     torch.use_deterministic_algorithms(True, warn_only=True)
     tokenizer = make_tokenizer()
@@ -496,8 +498,6 @@ def main(argv=None):
     if args.seed != world.SEED:
         world.SEED, HERE = args.seed, HERE / f"seed{args.seed}"
     if args.rebuild:
-        if not torch.cuda.is_available():
-            print("There is no GPU: what takes minutes on one takes many hours here.")
         build_models(HERE, world.RECIPES)
         build_rows()
     check_files()
