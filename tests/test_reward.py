@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common import extract, grade
+from judge import extract, grade
 
 same_answer = inspect.getmodule(grade).same_answer
 CASES = Path(__file__).parents[2] / "shared" / "grading_cases.jsonl"
