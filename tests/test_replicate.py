@@ -474,9 +474,16 @@ def test_one_command_trains_judges_and_tells_and_goes_on_where_it_was(tmp_path):
     elsewhere = tmp_path / "elsewhere/world0"
     shutil.copytree(runs / "grpo-s1", elsewhere / "grpo-s1")
     runs_kept = (kept / "runs.jsonl").read_text()
-    for name in ("outcomes.csv", "outputs.csv", "steps.csv", "metrics.csv"):
-        lines = (kept / name).read_text().replace("\ngrpo-s1,", "\ngrpo-s9,").splitlines(keepends=True)
-        (kept / name).write_text("".join(line for line in lines if not line.startswith("grpo-s9,")))
+    for name in ("outputs.csv", "steps.csv", "metrics.csv", "runs.jsonl"):
+        lines = (kept / name).read_text().splitlines(keepends=True)
+        rest = [line for line in lines if not line.startswith(("grpo-s1,", '{"name": "grpo-s1"'))]
+        assert len(rest) < len(lines)
+        (kept / name).write_text("".join(rest))
+    rows = replicate.read_csv(kept / "outcomes.csv")
+    for row in rows:
+        del row["grpo-s1"]
+        row["bare_letter"] = row["bare_letter"].replace(" grpo-s1", "")
+    replicate.write_csv(kept / "outcomes.csv", rows[0], [row.values() for row in rows])
     assert not replicate.keep(elsewhere, kept)
     assert {name: (kept / name).read_bytes() for name in before} == before
     assert (kept / "runs.jsonl").read_text() == runs_kept

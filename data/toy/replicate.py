@@ -136,7 +136,7 @@ def varied(row):
 
 
 def pooled(rows):
-    """Explained variance of several steps together: each counts by its `variance`; nan where none has any."""
+    """Explained variance within a step: the mean over these steps, each counting by its `variance`, none without."""
     told = [[row[k] for k in EXPLAINED] for row in rows if "explained_variance" in row]
     if not told:
         return math.nan
