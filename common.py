@@ -1077,14 +1077,17 @@ CALIBRATION = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # the log tells eight bins
 
 def critic_stats(value, target, mask, run):
     """What a critic arm logs of its values: explained variance, where there is variance; V before the first, the middle
-    and the last token; and `calibration`: of each bin of V, the sums of V and of returns, and its tokens.
+    and the last token; its mean squared error; and `calibration`: of each bin of V, the sums of V and of returns, and
+    its tokens.
     """
     length, at = mask.sum(1).long(), lambda i: value.gather(1, i[:, None])
     bins, most = torch.bucketize(value, value.new_tensor(CALIBRATION))[mask > 0], len(CALIBRATION) + 1
-    sums = torch.stack([torch.bincount(bins, x[mask > 0].double(), most) for x in (value, target, mask)], 1)
+    binned = torch.stack([torch.bincount(bins, x[mask > 0].double(), most) for x in (value, target, mask)], 1)
+    sums = moments(value, target, mask, run)
     stats = dict(value_start=value[:, 0], value_middle=at(length // 2), value_end=at(length - 1),
-                 calibration=[[round(x, 3) for x in row] for row in run.sum(sums).tolist()])  # fmt: skip
-    explained = explained_variance([moments(value, target, mask, run)])
+                 value_error=sums[4] / sums[0],
+                 calibration=[[round(x, 3) for x in row] for row in run.sum(binned).tolist()])  # fmt: skip
+    explained = explained_variance([sums])
     return stats if math.isnan(explained) else stats | {"explained_variance": explained}
 
 

@@ -506,6 +506,7 @@ def test_what_is_logged_of_the_critic_is_what_it_was(loss, watch, make_args, mix
         n, real = batch.mask.sum(1).int(), batch.mask > 0
         r, v = target[real].double(), value[real].double()
         assert row["explained_variance"] == pytest.approx((1 - (r - v).var() / r.var()).item(), abs=1e-4)
+        assert row["value_error"] == pytest.approx((r - v).square().mean().item(), rel=1e-4)
         for name, at in (("start", 0 * n), ("middle", n // 2), ("end", n - 1)):
             assert row[f"value_{name}"] == pytest.approx(value[range(16), at.tolist()].mean().item(), abs=1e-6)
         total, returns, count = zip(*row["calibration"], strict=True)

@@ -43,7 +43,7 @@ from analyze import DELIVERED, FIVE, OTHERS, PAPER_DYNAMATH, PAPER_RHO, SIX, WIN
 from data.toy.world import chain_of, habits, hard_steps
 
 METRICS = ("reward", "all_wrong", "mixed", "unparsed", "truncated", "length", "entropy", "grad_norm", "teacher_kl",
-           "explained_variance", "variance", "eval_sparse", "eval_cross")  # fmt: skip
+           "explained_variance", "variance", "value_error", "eval_sparse", "eval_cross")  # fmt: skip
 EXPLAINED = ("explained_variance", "variance")
 FACTS = ("commit", "sha256", "python", "torch", "transformers", "device", "started", "ended")
 COUNTS = ("n", "right", "strict", "unparsed", "tagged", "bare", "worked", "worked_right", "characters")
@@ -115,7 +115,7 @@ def add(data, strict, silent, folder):
         write_csv(path.with_name("outcomes.csv"), header, ([row[k] for k in header] for row in rows))
     write("outputs.csv", ("run", "set", "kind", *COUNTS), count(data, strict, silent))
     write("steps.csv", ("run", "set", "habit", "steps", "right"), count_steps(data))
-    for name, fields in (("metrics", METRICS), ("pretraining", EXPLAINED)):
+    for name, fields in (("metrics", METRICS), ("pretraining", (*EXPLAINED, "value_error"))):
         rows = ([run["name"], row["step"], *(short(varied(row).get(k)) for k in fields)]
                 for run in data.runs for row in analyze.read_metrics(run["dir"] / f"{name}.jsonl"))  # fmt: skip
         write(f"{name}.csv", ("run", "step", *fields), rows)
