@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
 from inspect import signature
@@ -39,6 +40,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
@@ -706,11 +708,18 @@ class Processor:
         chat = [{"role": "user", "content": content}]
         return self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
 
-    def encode(self, problem):
-        """Problem -> Prompt. The image's size decides how many tokens it takes; nothing is ever truncated."""
+    def pixels(self, problem):
+        """Its image as patches."""
+        return self.images(load_image(problem["image"]), return_tensors="pt")
+
+    def encode(self, problem, image=None):
+        """Problem -> Prompt. The image's size decides how many tokens it takes; nothing is ever truncated.
+
+        image: its `pixels`, where they are known already.
+        """
         parts = self.render(problem).split("<|image_pad|>")
         before, after = (self.tokenizer(x, add_special_tokens=False).input_ids for x in parts)
-        image = self.images(load_image(problem["image"]), return_tensors="pt")
+        image = image or self.pixels(problem)
         t, h, w = (image["image_grid_thw"][0] // torch.tensor([1, 2, 2])).tolist()  # 2 x 2 patches make one token
         ids = before + [self.tokenizer.convert_tokens_to_ids("<|image_pad|>")] * (t * h * w) + after
         # text counts on along all three axes; an image spans its grid from where the text stopped (2409.12191, 2.1)
@@ -770,7 +779,8 @@ def sample(policy, processor, problems, args, run, prefix=None, greedy=False, an
     """
     refresh(policy)
     model, group, new, device = policy.sampler, args.group, args.max_new_tokens, run.device
-    prompts = [processor.encode(p) for p in problems[::group]]
+    with ThreadPoolExecutor() as pool:  # images take the most of it
+        prompts = [*map(processor.encode, problems[::group], pool.map(processor.pixels, problems[::group]))]
     forced = prefix[::group] if prefix else [[]] * len(prompts)
 
     # prompt and forced tokens of each problem
@@ -851,9 +861,9 @@ class Decoder:
             self.eos = torch.tensor(eos)
         self.graphs = {}
         self.pool = torch.cuda.graph_pool_handle() if banned.is_cuda else None
-        large = banned.is_cuda and sum(p.numel() for p in lm.parameters()) > 1e8
+        self.large = banned.is_cuda and sum(p.numel() for p in lm.parameters()) > 1e8
         self.enter, self.leave, self.draw = (
-            torch.compile(f, dynamic=False) if large else f for f in (enter, leave, draw)
+            torch.compile(f, dynamic=False) if self.large else f for f in (enter, leave, draw)
         )
 
     def fill(self, prefilled, attention, place, group):
@@ -886,10 +896,7 @@ class Decoder:
         return self.tokens[:B, :t].clone(), self.logp[:B, :t].clone()
 
     def step(self, n, columns, temperature, greedy):
-        """Draw a token for each of the first n rows and run it through the model, over `columns` of the cache.
-
-        The query heads that share a key head become its queries, so that keys are read once and never copied.
-        """
+        """Draw a token for each of the first n rows and run it through the model, over `columns` of the cache."""
         token, logp = self.draw(self.hidden[:n], self.head, self.banned, temperature, greedy)  # (n,)
         at = self.row[:n], self.t
         self.tokens[at], self.logp[at] = token, logp
@@ -901,7 +908,7 @@ class Decoder:
         cos, sin = self.lm.rotary_emb(x, (self.place[:n] + self.t).expand(3, 1, -1))  # (1, n, head)
         for (first, last), keys, values in zip(self.layers, self.keys[:, :n], self.values[:, :n], strict=True):
             q = self.enter(x, *first, self.lm.norm.variance_epsilon, cos[0], sin[0], keys, values, self.slot)
-            h = F.scaled_dot_product_attention(q, keys[:, :, :columns], values[:, :, :columns], seen)
+            h = attend(q, keys[:, :, :columns], values[:, :, :columns], seen, self.large)
             x = self.leave(x, h.flatten(1), *last, self.lm.norm.variance_epsilon)
         self.hidden[:n] = self.lm.norm(x)
         self.t += 1
@@ -916,8 +923,8 @@ class Decoder:
             x[:n, :, :width] = x[rows, :, :width]
 
     def span(self, slots):
-        """Columns that attention reads: all filled ones, on a GPU up to the next multiple of 256."""
-        return min(-(-slots // 256) * 256, self.columns) if self.banned.is_cuda else slots
+        """Columns that attention reads: all filled ones, on a GPU up to the next multiple of 128."""
+        return min(-(-slots // 128) * 128, self.columns) if self.banned.is_cuda else slots
 
     def advance(self, *shape):
         """`step`, on a GPU as a graph."""
@@ -968,6 +975,18 @@ def enter(x, norm, weight, bias, eps, cos, sin, keys, values, slot):
     q, k = apply_rotary_pos_emb(q, k, cos, sin)
     keys[:, :, slot], values[:, :, slot] = k[:, :, None], v[:, :, None]
     return q.view(n, heads, -1, head)
+
+
+def attend(q, keys, values, seen, large):
+    """Of one token a row: (n, key heads, queries, head), the cache, 0 or -inf a column -> (n, heads, ...).
+
+    The query heads that share a key head become its queries: keys are read once and never copied. cuDNN does it itself,
+    and faster; it plans a shape for long, but the shapes of a large model's graphs are few.
+    """
+    if not large:
+        return F.scaled_dot_product_attention(q, keys, values, seen)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return F.scaled_dot_product_attention(q.view(len(q), -1, 1, q.shape[-1]), keys, values, seen, enable_gqa=True)
 
 
 def leave(x, attended, out, norm, gate_up, down, eps):
