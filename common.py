@@ -40,7 +40,6 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
@@ -861,9 +860,9 @@ class Decoder:
             self.eos = torch.tensor(eos)
         self.graphs = {}
         self.pool = torch.cuda.graph_pool_handle() if banned.is_cuda else None
-        self.large = banned.is_cuda and sum(p.numel() for p in lm.parameters()) > 1e8
+        large = banned.is_cuda and sum(p.numel() for p in lm.parameters()) > 1e8
         self.enter, self.leave, self.draw = (
-            torch.compile(f, dynamic=False) if self.large else f for f in (enter, leave, draw)
+            torch.compile(f, dynamic=False) if large else f for f in (enter, leave, draw)
         )
 
     def fill(self, prefilled, attention, place, group):
@@ -896,7 +895,10 @@ class Decoder:
         return self.tokens[:B, :t].clone(), self.logp[:B, :t].clone()
 
     def step(self, n, columns, temperature, greedy):
-        """Draw a token for each of the first n rows and run it through the model, over `columns` of the cache."""
+        """Draw a token for each of the first n rows and run it through the model, over `columns` of the cache.
+
+        The query heads that share a key head become its queries, so that keys are read once and never copied.
+        """
         token, logp = self.draw(self.hidden[:n], self.head, self.banned, temperature, greedy)  # (n,)
         at = self.row[:n], self.t
         self.tokens[at], self.logp[at] = token, logp
@@ -908,7 +910,7 @@ class Decoder:
         cos, sin = self.lm.rotary_emb(x, (self.place[:n] + self.t).expand(3, 1, -1))  # (1, n, head)
         for (first, last), keys, values in zip(self.layers, self.keys[:, :n], self.values[:, :n], strict=True):
             q = self.enter(x, *first, self.lm.norm.variance_epsilon, cos[0], sin[0], keys, values, self.slot)
-            h = attend(q, keys[:, :, :columns], values[:, :, :columns], seen, self.large)
+            h = F.scaled_dot_product_attention(q, keys[:, :, :columns], values[:, :, :columns], seen)
             x = self.leave(x, h.flatten(1), *last, self.lm.norm.variance_epsilon)
         self.hidden[:n] = self.lm.norm(x)
         self.t += 1
@@ -975,18 +977,6 @@ def enter(x, norm, weight, bias, eps, cos, sin, keys, values, slot):
     q, k = apply_rotary_pos_emb(q, k, cos, sin)
     keys[:, :, slot], values[:, :, slot] = k[:, :, None], v[:, :, None]
     return q.view(n, heads, -1, head)
-
-
-def attend(q, keys, values, seen, large):
-    """Of one token a row: (n, key heads, queries, head), the cache, 0 or -inf a column -> (n, heads, ...).
-
-    The query heads that share a key head become its queries: keys are read once and never copied. cuDNN does it itself,
-    and faster; it plans a shape for long, but the shapes of a large model's graphs are few.
-    """
-    if not large:
-        return F.scaled_dot_product_attention(q, keys, values, seen)
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return F.scaled_dot_product_attention(q.view(len(q), -1, 1, q.shape[-1]), keys, values, seen, enable_gqa=True)
 
 
 def leave(x, attended, out, norm, gate_up, down, eps):
