@@ -80,7 +80,11 @@ def test_a_row_whose_image_takes_other_tokens_than_it_has_features_is_named(load
     it, real = load(), vars(common.Processor)[method]
     it.pad = it.policy.model.config.image_token_id
     monkeypatch.setattr(common, "next_problems", lambda *_: it.pool[:4] * it.args.group)
-    wrong = lambda processor, p: more(it, real(processor, p)) if p["id"] == "train5" else real(processor, p)
+
+    def wrong(processor, problem, *image):
+        made = real(processor, problem, *image)
+        return more(it, made) if problem["id"] == "train5" else made
+
     monkeypatch.setattr(common.Processor, method, wrong)
     assert says(found(it)["image"], "fail", "row train5 has", words, "; take preprocessor_config.json")
 
