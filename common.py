@@ -587,6 +587,7 @@ def load_trained(path, args):
     model.model.visual.requires_grad_(not args.freeze_vision)
     if args.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.disable_input_require_grads()  # with them, a frozen vision tower would take part in the backward pass
     return model
 
 

@@ -373,6 +373,16 @@ def test_recomputing_activations_changes_neither_gradient_nor_samples(load, free
     assert close(*gradient, 1e-6) and gradient[0].abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("freeze_vision", [1, 0])
+@pytest.mark.parametrize("checkpointing", [0, 1])
+def test_the_vision_tower_takes_part_in_the_backward_pass_only_where_it_is_trained(load, freeze_vision, checkpointing):
+    arm, calls = load(problems=3, checkpointing=checkpointing, freeze_vision=freeze_vision), []
+    batch = draw(arm, [row for row in arm.pool[:3] for _ in range(arm.args.group)])
+    arm.policy.model.model.visual.merger.register_full_backward_hook(lambda *_: calls.append(1))
+    common.token_logps(arm.policy, batch, torch.arange(len(batch.mask)), arm.args).sum().backward()
+    assert len(calls) == 1 - freeze_vision
+
+
 def test_two_forwards_are_equal_to_the_bit_though_the_policy_is_in_training_mode(arm, batch):
     assert arm.policy.training and not arm.policy.sampler.training
     assert torch.equal(common.score(arm.policy, batch, arm.args), common.score(arm.policy, batch, arm.args))
