@@ -40,6 +40,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
@@ -388,6 +389,7 @@ def _state(pairs):
 # ---------------------------------------------------------------------------------------------------------- 3 models
 
 
+torch._dynamo.config.recompile_limit = 256  # versions, one for each shape of the sampler's; the next would be eager
 CAUSAL = {"window_size": (-1, 0)} if "window_size" in signature(varlen_attn).parameters else {"is_causal": True}
 
 
@@ -567,7 +569,7 @@ def load_policy(path, args, run):
     FSDP averages gradients over ranks: an arm's loss carries `* run.world`.
     """
     sampler = load_model(path, run.dtype).to(run.device).eval().requires_grad_(False)  # its rotary tables stay fp32
-    return shard(Policy(load_trained(path, args), sampler, load_tokenizer(path)), run.dtype, run)
+    return shard(Policy(load_trained(path, args, run), sampler, load_tokenizer(path)), run.dtype, run)
 
 
 def load_critic(path, outputs, args, run, weights=None):
@@ -575,20 +577,28 @@ def load_critic(path, outputs, args, run, weights=None):
 
     weights: a critic.safetensors of `save_critic` to take all weights from. The head computes in fp32, too.
     """
-    critic = Critic(load_trained(path, args), outputs)
+    critic = Critic(load_trained(path, args, run), outputs)
     if weights:
         critic.load_state_dict(load_file(weights))
     shard(critic.head, torch.float32, run)
     return shard(critic, run.dtype, run)
 
 
-def load_trained(path, args):
+def load_trained(path, args, run):
     model = load_model(path, torch.float32)
     model.model.visual.requires_grad_(not args.freeze_vision)
     if args.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.disable_input_require_grads()  # with them, a frozen vision tower would take part in the backward pass
+    if compiles(model, run.device):
+        for layer in model.model.language_model.layers:
+            layer.compile(dynamic=True)
     return model
+
+
+def compiles(model, device):
+    """Whether compiling its layers pays: tens of seconds once a process, for a large model on a GPU."""
+    return device.type == "cuda" and sum(p.numel() for p in model.parameters()) > 1e8
 
 
 def shard(module, dtype, run):
@@ -843,12 +853,14 @@ class Decoder:
     def __init__(self, model, banned, eos, rows, columns):
         lm = self.lm = model.model.language_model
         self.banned, self.head, self.rows, self.columns = banned, model.lm_head.weight, rows, columns
-        self.layers = []
+        self.layers, last = [], None
         for layer in lm.layers:
             attn, mlp = layer.self_attn, layer.mlp
             qkv, up = fuse(attn.q_proj, attn.k_proj, attn.v_proj), fuse(mlp.gate_proj, mlp.up_proj)
             norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-            self.layers.append(((norms[0], *qkv), (attn.o_proj.weight, norms[1], up[0], mlp.down_proj.weight)))
+            self.layers.append((last, (norms[0], *qkv)))
+            last = attn.o_proj.weight, norms[1], up[0], mlp.down_proj.weight
+        self.last = last
         cache = (len(lm.layers), rows, attn.num_key_value_heads, columns, attn.head_dim)
         with torch.device(banned.device):
             self.keys, self.values = torch.zeros(cache, dtype=model.dtype), torch.zeros(cache, dtype=model.dtype)
@@ -861,9 +873,9 @@ class Decoder:
             self.eos = torch.tensor(eos)
         self.graphs = {}
         self.pool = torch.cuda.graph_pool_handle() if banned.is_cuda else None
-        large = banned.is_cuda and sum(p.numel() for p in lm.parameters()) > 1e8
-        self.enter, self.leave, self.draw = (
-            torch.compile(f, dynamic=False) if large else f for f in (enter, leave, draw)
+        self.large = compiles(model, banned.device)
+        self.between, self.leave, self.draw = (
+            torch.compile(f, dynamic=False) if self.large else f for f in (between, leave, draw)
         )
 
     def fill(self, prefilled, attention, place, group):
@@ -896,24 +908,18 @@ class Decoder:
         return self.tokens[:B, :t].clone(), self.logp[:B, :t].clone()
 
     def step(self, n, columns, temperature, greedy):
-        """Draw a token for each of the first n rows and run it through the model, over `columns` of the cache.
-
-        The query heads that share a key head become its queries, so that keys are read once and never copied.
-        """
+        """Draw a token for each of the first n rows and run it through the model, over `columns` of the cache."""
         token, logp = self.draw(self.hidden[:n], self.head, self.banned, temperature, greedy)  # (n,)
         at = self.row[:n], self.t
         self.tokens[at], self.logp[at] = token, logp
         self.done[:n] |= (token[:, None] == self.eos).any(1)
         self.seen.index_fill_(1, self.slot, True)
-        x = self.lm.embed_tokens(token)
-        seen = torch.zeros(n, 1, 1, columns, dtype=x.dtype, device=x.device)
-        seen = seen.masked_fill(~self.seen[:n, None, None, :columns], -math.inf)
+        x, h, eps = self.lm.embed_tokens(token), None, self.lm.norm.variance_epsilon
         cos, sin = self.lm.rotary_emb(x, (self.place[:n] + self.t).expand(3, 1, -1))  # (1, n, head)
-        for (first, last), keys, values in zip(self.layers, self.keys[:, :n], self.values[:, :n], strict=True):
-            q = self.enter(x, *first, self.lm.norm.variance_epsilon, cos[0], sin[0], keys, values, self.slot)
-            h = F.scaled_dot_product_attention(q, keys[:, :, :columns], values[:, :, :columns], seen)
-            x = self.leave(x, h.flatten(1), *last, self.lm.norm.variance_epsilon)
-        self.hidden[:n] = self.lm.norm(x)
+        seen, cache = self.seen[:n, :columns], (self.keys[:, :n, :, :columns], self.values[:, :n, :, :columns])
+        for layer, keys, values in zip(self.layers, *cache, strict=True):
+            x, h = self.between(x, h, *layer, eps, cos[0], sin[0], keys, values, self.slot, seen, self.large)
+        self.hidden[:n] = self.lm.norm(self.leave(x, h, *self.last, eps))
         self.t += 1
         self.slot += 1
 
@@ -926,8 +932,10 @@ class Decoder:
             x[:n, :, :width] = x[rows, :, :width]
 
     def span(self, slots):
-        """Columns that attention reads: all filled ones, on a GPU up to the next multiple of 128."""
-        return min(-(-slots // 128) * 128, self.columns) if self.banned.is_cuda else slots
+        """Columns of the cache in a step: all filled ones, on a GPU up to the next multiple of 128. Those of a large
+        model get all: its attention stops by itself."""
+        unit = self.columns if self.large else 128 if self.banned.is_cuda else 1
+        return min(-(-slots // unit) * unit, self.columns)
 
     def advance(self, *shape):
         """`step`, on a GPU as a graph."""
@@ -941,6 +949,7 @@ class Decoder:
             with torch.cuda.stream(side):
                 self.step(*shape)  # compiles, and makes what a graph can't make
             torch.cuda.current_stream().wait_stream(side)
+            torch._C._cuda_clearCublasWorkspaces()  # so that the graph's lie in this pool, where nobody frees them
             self.graphs[shape] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graphs[shape], pool=self.pool):
                 self.step(*shape)
@@ -970,6 +979,15 @@ def fuse(*linears):
     return fused
 
 
+def between(x, h, last, first, eps, cos, sin, keys, values, slot, seen, large):
+    """From the attention of one layer, none before the first, to that of the next -> the residual stream, (n, heads *
+    head). What is compiled as one reads and writes the stream least often."""
+    if h is not None:
+        x = leave(x, h, *last, eps)
+    q = enter(x, *first, eps, cos, sin, keys, values, slot)
+    return x, attend(q, keys, values, seen, slot, large).flatten(1)
+
+
 def enter(x, norm, weight, bias, eps, cos, sin, keys, values, slot):
     """From the residual stream into attention: fills `slot` of the cache -> queries (n, key heads, queries, head)."""
     n, heads, _, head = keys.shape
@@ -978,6 +996,21 @@ def enter(x, norm, weight, bias, eps, cos, sin, keys, values, slot):
     q, k = apply_rotary_pos_emb(q, k, cos, sin)
     keys[:, :, slot], values[:, :, slot] = k[:, :, None], v[:, :, None]
     return q.view(n, heads, -1, head)
+
+
+def attend(q, keys, values, seen, slot, large):
+    """Attention of a token to the columns `seen` of its row, (n, columns); queries and what comes back as in `enter`.
+
+    The heads that share a key head are its queries: keys are read once and never copied. Compiled for a large model,
+    it takes blocks of 128 columns, up to that of `slot`, so that one graph serves every context.
+    """
+    if not large:
+        return F.scaled_dot_product_attention(q, keys, values, seen[:, None, None])
+    blocks = torch.arange(keys.shape[2] // 128, dtype=torch.int32, device=q.device).expand(len(q), 1, 1, -1)
+    filled, shape = (slot // 128 + 1).int().expand(len(q), 1, 1), (q.shape[2], keys.shape[2])
+    mask = BlockMask.from_kv_blocks(filled, blocks, mask_mod=lambda row, _, i, at: seen[row, at], seq_lengths=shape)
+    options = dict(BLOCK_N=64, num_warps=4, num_stages=3)
+    return flex_attention(q, keys, values, block_mask=mask, kernel_options=options)
 
 
 def leave(x, attended, out, norm, gate_up, down, eps):

@@ -99,7 +99,7 @@ def decode_table(policy, context):
     lm = policy.sampler.model.language_model
     weights = 2 * (sum(p.numel() for p in lm.layers.parameters()) + lm.embed_tokens.weight.numel())
     print(f"\ndecode step at context {context}; memory copies {bandwidth / 1e12:.2f} TB/s, read and write counted")
-    for rows in (8, 32, 64, 128):
+    for rows in (128, 64, 32, 8):  # the largest first: its buffers serve all
         decoder = policy.decoder(rows, 2 * context)
         decoder.seen[:, : context - 1] = True
 
@@ -174,10 +174,11 @@ def training_table(policy, batch, args):
         f"\nforward and backward of {len(lengths)} answers, {lengths.sum():.0f} tokens, {response} of them in responses"
     )
     for checkpointing in (1, 0):
-        for micro in (16, 32) if checkpointing else (8, 16):
+        for micro in (16, 32, 64) if checkpointing else (16, 32):
             policy.model.gradient_checkpointing_disable()
             if checkpointing:
                 policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+            policy.model.disable_input_require_grads()
 
             def update(micro=micro):
                 policy.zero_grad(set_to_none=False)
@@ -209,6 +210,19 @@ def main():
         run = common.start(args)
         policy, processor = common.load_policy(args.model, args, run), common.Processor(args.model, args)
         problems = common.next_problems(common.load_pool(args.pool), 0, args, run)
+        device = torch.cuda.get_device_name() if run.device.type == "cuda" else f"{platform.machine()} CPU, one thread"
+        versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+        shape = f"{flags.size}: {args.problems} problems x {args.group}, at most {new} tokens, {flags.repeats} repeats"
+        print(f"\n{time.strftime('%Y-%m-%d')}, {device}, {versions}; {shape}")
+        total, tokens = sum(stages.values()), statistics.median(row["tokens"] for row in rows)
+        parts = ", ".join(f"{k} {v:.2f} s ({v / total:.0%})" for k, v in stages.items())
+        peak = max(row.get("memory_gb", 0) for row in rows)
+        print(f"step {total:.2f} s, {tokens:.0f} tokens: {parts}" + (f"; peak memory {peak:.1f} GiB" if peak else ""))
+        if flags.size == "2b":
+            decode_table(policy, 800)
+            batch = ragged(policy, processor, problems, args, run)
+            mismatch(policy, batch, args)
+            training_table(policy, batch[torch.arange(64, device=run.device)], args)
         samplers = {
             "sample": lambda: common.sample(policy, processor, problems, args, run).mask.sum().item(),
             "stock generate": lambda: stock(policy, processor, problems, args, run),
@@ -222,23 +236,11 @@ def main():
                 tokens = f()
                 run.lap("rollout")
                 rates[name] += [tokens / run.laps["seconds_rollout"]] * (i > 0)
-        device = torch.cuda.get_device_name() if run.device.type == "cuda" else f"{platform.machine()} CPU, one thread"
-        versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-        shape = f"{flags.size}: {args.problems} problems x {args.group}, at most {new} tokens, {flags.repeats} repeats"
-        print(f"\n{time.strftime('%Y-%m-%d')}, {device}, {versions}; {shape}")
-        total, tokens = sum(stages.values()), statistics.median(row["tokens"] for row in rows)
-        parts = ", ".join(f"{k} {v:.2f} s ({v / total:.0%})" for k, v in stages.items())
-        peak = max(row.get("memory_gb", 0) for row in rows)
-        print(f"step {total:.2f} s, {tokens:.0f} tokens: {parts}" + (f"; peak memory {peak:.1f} GiB" if peak else ""))
+        print()
         mine = statistics.median(rates["sample"])
         for name, x in rates.items():
             ratio = f"; ours is {mine / statistics.median(x):.1f} times as fast" * (name != "sample")
             print(f"{name}: {statistics.median(x):.0f} tokens/s (from {min(x):.0f} to {max(x):.0f}){ratio}")
-        if flags.size == "2b":
-            decode_table(policy, 800)
-            batch = ragged(policy, processor, problems, args, run)
-            mismatch(policy, batch, args)
-            training_table(policy, batch[torch.arange(64, device=run.device)], args)
 
 
 if __name__ == "__main__":
