@@ -59,7 +59,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
 # some of these for the arms alone, which say common.load_pool, common.segments and so on
 from data.rows import MARKS, load_image, load_pool, load_sets, next_problems, segments, teacher_cuts  # noqa: F401
 
-torch._dynamo.config.recompile_limit = 64  # a graph for each number of rows
+torch._dynamo.config.recompile_limit = 256  # two for each number of rows and width of the cache; the next run eager
 torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN plans every new shape anew: 10x slower where lengths vary
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -389,7 +389,6 @@ def _state(pairs):
 # ---------------------------------------------------------------------------------------------------------- 3 models
 
 
-torch._dynamo.config.recompile_limit = 256  # versions, one for each shape of the sampler's; the next would be eager
 CAUSAL = {"window_size": (-1, 0)} if "window_size" in signature(varlen_attn).parameters else {"is_causal": True}
 
 
@@ -949,7 +948,7 @@ class Decoder:
             with torch.cuda.stream(side):
                 self.step(*shape)  # compiles, and makes what a graph can't make
             torch.cuda.current_stream().wait_stream(side)
-            torch._C._cuda_clearCublasWorkspaces()  # so that the graph's lie in this pool, where nobody frees them
+            torch._C._cuda_clearCublasWorkspaces()  # so that the graph's lies in this pool, and lives as long
             self.graphs[shape] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graphs[shape], pool=self.pool):
                 self.step(*shape)
@@ -980,8 +979,11 @@ def fuse(*linears):
 
 
 def between(x, h, last, first, eps, cos, sin, keys, values, slot, seen, large):
-    """From the attention of one layer, none before the first, to that of the next -> the residual stream, (n, heads *
-    head). What is compiled as one reads and writes the stream least often."""
+    """From what one layer attended to, None before the first, to that of the next: `leave` with the weights `last` of
+    the one, `enter` with `first` of the other -> residual stream (n, hidden), attended (n, heads * head).
+
+    Compiled as one, the stream is written and read once less a layer.
+    """
     if h is not None:
         x = leave(x, h, *last, eps)
     q = enter(x, *first, eps, cos, sin, keys, values, slot)
@@ -1009,7 +1011,7 @@ def attend(q, keys, values, seen, slot, large):
     blocks = torch.arange(keys.shape[2] // 128, dtype=torch.int32, device=q.device).expand(len(q), 1, 1, -1)
     filled, shape = (slot // 128 + 1).int().expand(len(q), 1, 1), (q.shape[2], keys.shape[2])
     mask = BlockMask.from_kv_blocks(filled, blocks, mask_mod=lambda row, _, i, at: seen[row, at], seq_lengths=shape)
-    options = dict(BLOCK_N=64, num_warps=4, num_stages=3)
+    options = dict(BLOCK_N=64, num_warps=4, num_stages=3)  # the fastest of those tried on an H200, results/speed.md
     return flex_attention(q, keys, values, block_mask=mask, kernel_options=options)
 
 

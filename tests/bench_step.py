@@ -126,9 +126,10 @@ def seconds(f, repeats=30, warm=5):
 
 
 def ragged(policy, processor, problems, args, run, mean=300, most=1024):
-    """Answers that end at random, as trained models' do: one token in `mean` is an end token -> the batch."""
+    """Answers that end at random, as trained models' do: one token in `mean` is an end token -> batch, end tokens."""
     ends = np.random.default_rng(0).permutation(150000)[: 150000 // mean] + 500
     policy.eos, before = policy.eos + ends.tolist(), policy.eos
+    ends = torch.tensor(policy.eos, device=run.device)
     policy.decoders.clear()
     for i in range(3):
         run.begin("ragged", i)
@@ -139,15 +140,17 @@ def ragged(policy, processor, problems, args, run, mean=300, most=1024):
               f"{took:.2f} s, {length.sum() / took:,.0f} tokens/s" + " (captures graphs)" * (i == 0))  # fmt: skip
     policy.eos = before
     policy.decoders.clear()
-    return batch
+    return batch, ends
 
 
 @torch.no_grad()
-def mismatch(policy, batch, args):
-    """Mean nats between the sampler and the packed training forward, beside those between two training forwards."""
+def mismatch(policy, batch, ends, args):
+    """Mean nats between the sampler and the packed training forward, beside those between two training forwards; end
+    tokens drawn, beside those expected; how far log-probs with a gradient are from those without, on which the first
+    ratio rests."""
     of = lambda logp: ((logp - packed) * batch.mask).abs().sum().item() / batch.mask.sum().item()
     packed, padded = common.score(policy, batch, args), torch.zeros_like(batch.logp)
-    model, T = policy.sampler, batch.mask.shape[1]
+    model, T, expected = policy.sampler, batch.mask.shape[1], 0.0
     for rows in torch.arange(len(padded)).split(4):
         b = batch[rows]
         embeds = common.embed(model, b.ids, b.image, b.pixels, b.grid)
@@ -156,9 +159,18 @@ def mismatch(policy, batch, args):
         ).last_hidden_state
         t = b.mask.shape[1]
         logits = common.next_logits(states[:, -t - 1 : -1], model.lm_head.weight, policy.banned, args.temperature)
-        padded[rows] = F.pad(logits.log_softmax(-1).gather(-1, b.ids[:, -t:, None]).squeeze(-1), (0, T - t))
+        logp = logits.log_softmax(-1)
+        padded[rows] = F.pad(logp.gather(-1, b.ids[:, -t:, None]).squeeze(-1), (0, T - t))
+        expected += (logp[..., ends].exp().sum(-1) * b.mask).sum().item()
     print(f"nats a token from the packed training forward: sampler {of(batch.logp):.4f}, padded forward "
           f"{of(padded):.4f}, ratio {of(batch.logp) / of(padded):.2f}")  # fmt: skip
+    drawn = (torch.isin(batch.ids[:, -T:], ends) * batch.mask).sum().item()
+    print(f"end tokens drawn: {drawn:.0f}, expected {expected:.0f} +- {expected**0.5:.0f}")
+    rows = torch.arange(args.micro_batch)
+    with torch.enable_grad():
+        graded = common.token_logps(policy, batch, rows, args).detach()
+    off = (graded - packed[rows]).abs().max().item()
+    print(f"log-probs with a gradient differ from those without by {off:.1e} nats at most")
 
 
 def training_table(policy, batch, args):
@@ -220,8 +232,8 @@ def main():
         print(f"step {total:.2f} s, {tokens:.0f} tokens: {parts}" + (f"; peak memory {peak:.1f} GiB" if peak else ""))
         if flags.size == "2b":
             decode_table(policy, 800)
-            batch = ragged(policy, processor, problems, args, run)
-            mismatch(policy, batch, args)
+            batch, ends = ragged(policy, processor, problems, args, run)
+            mismatch(policy, batch, ends, args)
             training_table(policy, batch[torch.arange(64, device=run.device)], args)
         samplers = {
             "sample": lambda: common.sample(policy, processor, problems, args, run).mask.sum().item(),

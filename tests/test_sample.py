@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import ROOT, answers, banned, close, gather, inputs, stock_logps
 from scipy.stats import chisquare
 
@@ -35,9 +36,18 @@ def like_a_gpu(patch):
     patch.setattr(common.Decoder, "span", lambda self, slots: min(-(-slots // 8) * 8, self.columns))
 
 
+def by_blocks(q, keys, values, block_mask, kernel_options):
+    """flex attention as it is once compiled. As it stands, the library reads every block."""
+    row, at = torch.arange(len(q))[:, None], torch.arange(keys.shape[2])
+    read = block_mask.to_dense()[:, 0, 0].repeat_interleave(128, 1) > 0
+    seen = block_mask.mask_mod(row, 0, 0, at) & read
+    return F.scaled_dot_product_attention(q, keys, values, seen[:, None, None])
+
+
 def like_a_large_model(patch):
-    """With the attention that is compiled for a large model, as it stands."""
+    """With the attention that is compiled for a large model."""
     like_a_gpu(patch)
+    patch.setattr(common, "flex_attention", by_blocks)
     patch.setattr(common.Decoder, "__init__", lambda self, *a: MAKE(self, *a) or setattr(self, "large", True))
     patch.setattr(common.Decoder, "span", lambda self, slots: self.columns)
 
@@ -267,6 +277,20 @@ def test_dropping_finished_rows_changes_nothing_for_the_others(arm, batch):
     late = length > 16  # the sampler drops what has ended every eighth token
     assert (length < 8).sum() > 5 and late.sum() > 5
     assert close(batch.logp[late], common.score(arm.policy, batch, arm.args)[late], arm.bound)
+
+
+@pytest.mark.parametrize("slot", [0, 127, 128, 255, 256, 300, 511])
+def test_the_attention_of_a_large_model_reads_the_filled_blocks_and_of_those_what_a_row_has_seen(slot, monkeypatch):
+    torch.manual_seed(0)
+    q, keys, values = torch.randn(3, 2, 6, 16), torch.randn(3, 2, 512, 16), torch.randn(3, 2, 512, 16)
+    seen = torch.arange(512).expand(3, -1) <= slot
+    seen = seen & (torch.arange(512) >= torch.tensor([0, slot // 2, slot])[:, None])  # the last sees its token alone
+    at = torch.tensor([slot])
+    plain = common.attend(q, keys, values, seen, at, False)
+    assert close(plain[2], values[2, :, None, slot].expand(-1, 6, -1))
+    assert close(common.attend(q, keys, values, seen, at, True), plain)
+    monkeypatch.setattr(common, "flex_attention", by_blocks)
+    assert close(common.attend(q, keys, values, seen, at, True), plain)
 
 
 # ---- images
