@@ -12,7 +12,7 @@ JOBS ?= 2
 TOY ?= data/toy
 MAKEFLAGS += --no-print-directory
 # ARMS: some of the names below, or all; JOBS: runs at a time, each with one thread; FLAGS: more flags for every run;
-# WORLDS: numbers, or notail and kin, which change one thing in world 0
+# WORLDS: numbers, or notail, rich and kin, which change one thing in world 0
 # PY=python3: a Python that has the packages, and no virtual environment is made
 
 # an arm's name -> its command; the run's folder is $(RUNS)/<arm>-s<seed>
@@ -39,11 +39,12 @@ vapo-mc = vapo.py --name vapo-mc --critic-loss mse --lambda-floor 1
 vapohl-mc = vapo.py --name vapohl-mc --critic-loss hlgauss --lambda-floor 1
 vapo-fast = vapo.py --name vapo-fast --critic-loss mse --critic-lr 1e-3
 vapohl-fast = vapo.py --name vapohl-fast --critic-loss hlgauss --critic-lr 1e-3
+CHANGED = notail rich kin
 READINGS = uft01 uft02 opd-group reopd-staircase vapo-mc vapohl-mc vapo-fast vapohl-fast
 
 # the untrained have one seed, other readings three; a world's folder; all runs wanted of a world
 seeds = $(if $(filter base teacher,$1),0,$(if $(filter $(READINGS),$1),$(wordlist 1,3,$(SEEDS)),$(SEEDS)))
-world = $(TOY)$(if $(filter-out 0,$1),/$(if $(filter notail kin,$1),,seed)$1)
+world = $(TOY)$(if $(filter-out 0,$1),/$(if $(filter $(CHANGED),$1),,seed)$1)
 wanted = $(foreach a,$(patsubst all,$(ALL),$(ARMS)),$(patsubst %,$(RUNS)/$a-s%/outputs.jsonl,$(call seeds,$a)))
 EVAL = --eval $(TOY)/sparse.jsonl,$(TOY)/cross.jsonl,$(TOY)/old.jsonl,$(TOY)/easy.jsonl,$(TOY)/worn.jsonl
 venv = $(if $(filter .venv/%,$(PY)),.venv/ready)
@@ -53,7 +54,7 @@ toy: data/toy/images/ready
 	$(PY) judge.py $(RUNS)/* --judge rule
 	$(PY) analyze.py sparsity main --runs $(RUNS)
 
-replicate: $(foreach w,$(WORLDS),$(call world,$w)/$(if $(filter notail kin,$w),train.jsonl,images/ready))
+replicate: $(foreach w,$(WORLDS),$(call world,$w)/$(if $(filter $(CHANGED),$w),train.jsonl,images/ready))
 	@echo "to watch the runs: tail -f $(RUNS)/world*/*.log"
 	-@$(MAKE) -k -j$(JOBS) $(WORLDS:%=world%) RUNS=$(RUNS)
 	$(PY) -m data.toy.replicate --runs $(RUNS) --results $(RESULTS)
@@ -80,7 +81,7 @@ data/toy/images/ready: $(venv) data/toy/prepare.py $(wildcard data/toy/*.jsonl)
 	$(PY) -m data.toy.prepare
 	@touch $@
 
-data/toy/notail/train.jsonl data/toy/kin/train.jsonl: data/toy/%/train.jsonl: | data/toy/images/ready
+$(CHANGED:%=data/toy/%/train.jsonl): data/toy/%/train.jsonl: | data/toy/images/ready
 	$(PY) -m data.toy.changed $*
 
 data/toy/seed%/images/ready: $(venv)

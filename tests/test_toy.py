@@ -487,7 +487,7 @@ def test_worn_print_is_old_again_and_nobody_can_read_it(monkeypatch, tmp_path, t
     assert read[0] > 12 and read[1] <= 2  # the start
 
 
-@pytest.mark.parametrize("change", ["notail", "kin"])
+@pytest.mark.parametrize("change", ["notail", "rich", "kin"])
 def test_a_changed_world_differs_in_one_thing(monkeypatch, tmp_path, change, capsys):
     for name in world.NAMES:
         lines = (prepare.HERE / f"{name}.jsonl").read_text().splitlines(keepends=True)
@@ -496,25 +496,37 @@ def test_a_changed_world_differs_in_one_thing(monkeypatch, tmp_path, change, cap
         (tmp_path / name).symlink_to(prepare.HERE / name)
     monkeypatch.setattr(prepare, "HERE", tmp_path)
     monkeypatch.setattr(world, "KIN", False)
+    if change != "notail":
+        rows = common.read_jsonl(tmp_path / "train.jsonl")
+        rows.sort(key=lambda row: row["profile"]["correct"] == 0)
+        (tmp_path / "train.jsonl").write_text(common.jsonl([rows[0], *rows[-6:]]))  # one of the tail
+        monkeypatch.setattr(prepare, "WORKERS", 1)
+        monkeypatch.setattr(changed, "CANDIDATES", 40)
     if change == "kin":  # the shipped teacher stands in for the one that is trained
         (tmp_path / "kin").mkdir()
         (tmp_path / "kin/teacher").symlink_to("../teacher")
-        lines = (tmp_path / "train.jsonl").read_text().splitlines(keepends=True)[:3]
-        (tmp_path / "train.jsonl").write_text("".join(lines))
-        monkeypatch.setattr(prepare, "WORKERS", 1)
     changed.main([change])
     was, now = (common.read_jsonl(tmp_path / part / "train.jsonl") for part in (".", change))
     args = common.parse(opd.Args, ["--toy", str(tmp_path / change)])
     for path in [*args.eval.split(","), tmp_path / change / "worn.jsonl"]:
         assert len(common.load_pool(path)) == 12  # pictures and all
+    assert len(common.load_pool(args.pool)) == len(now)
     if change == "notail":
         assert now == [row for row in was if row["profile"]["correct"] == 0] and 0.93 < len(now) / len(was) < 0.96
+        return
+    assert all(row["teacher"] for row in now) and "teacher's answers to these are right" in capsys.readouterr().out
+    if change == "rich":
+        new = now[len(was) :]
+        assert now[: len(was)] == was and len(new) == 2 and len({row["id"] for row in now}) == 9  # 3 of 9 are tail
+        for row in new:
+            n, chain = row["profile"]["n"], world.chain_of(row["draw"])
+            assert n == 32 and 0.5 <= row["profile"]["correct"] / n <= 0.7 and row["solution"] == world.work(chain)
+            world.draw_row(row, tmp_path)
+            assert (tmp_path / row["image"]).read_bytes() == (tmp_path / "rich" / row["image"]).read_bytes()
     else:
         assert [row | {"teacher": 0} for row in now] == [row | {"teacher": 0} for row in was]
-        assert all(row["teacher"] for row in now) and "answers to the pool are right" in capsys.readouterr().out
         assert set(world.habits("teacher")[1]) < set(world.habits("student")[1])
         assert not set(world.habits("teacher", kin=False)[1]) < set(world.habits("student")[1])
-    assert len(common.load_pool(args.pool)) == len(now)
 
 
 # -------------------------------------------------------------------------------------------------------- calibration

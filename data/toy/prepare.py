@@ -274,20 +274,26 @@ def sampler():
         yield ask
 
 
+def filtered(ask, rows, key, group):
+    """Count `group` more rollouts of each row in its `profile` -> rows of which a tail item's share is right."""
+    for row, answers in zip(rows, ask("student", rows, key, group), strict=True):
+        grades, profile = [grade for _, grade in answers], row["profile"]
+        profile["n"] += group
+        profile["correct"] += grades.count("right")
+        profile["formatted"] += group - grades.count("unparsed")
+    return [row for row in rows if world.TAIL[0] <= row["profile"]["correct"] / row["profile"]["n"] <= world.TAIL[1]]
+
+
 def select(ask, candidates):
     """Candidates -> (rows never right in all rounds, rows of the tail). `profile` counts a row's rollouts."""
     never, tail = candidates, []
     for row in candidates:
         row["profile"] = {"n": 0, "correct": 0, "formatted": 0}
     for i, group in enumerate(world.ROUNDS):
-        rows, fits = never + tail, lambda p: world.TAIL[0] <= p["correct"] / p["n"] <= world.TAIL[1]
-        for row, answers in zip(rows, ask("student", rows, f"filter {i}", group), strict=True):
-            grades, profile = [grade for _, grade in answers], row["profile"]
-            profile["n"] += group
-            profile["correct"] += grades.count("right")
-            profile["formatted"] += group - grades.count("unparsed")
+        rows = never + tail
+        in_tail = filtered(ask, rows, f"filter {i}", group)
         never = [row for row in rows if row["profile"]["correct"] == 0]
-        tail = [row for row in rows if fits(row["profile"])][: len(candidates) // 40]  # as many as can be needed
+        tail = in_tail[: len(candidates) // 40]  # as many as can be needed
         print(f"{len(rows)} candidates x {group} rollouts: {len(never)} never right so far, {len(tail)} in the tail")
     return never, tail
 
