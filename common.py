@@ -870,6 +870,7 @@ class Decoder:
             self.tokens, self.logp = torch.zeros(rows, columns, dtype=torch.long), torch.zeros(rows, columns)
             self.t, self.slot = torch.zeros(2, 1, dtype=torch.long)  # tokens drawn; the next column
             self.eos = torch.tensor(eos)
+            self.blocks = torch.arange(columns // 128, dtype=torch.int32).view(1, 1, 1, -1)  # of columns
         self.graphs = {}
         self.pool = torch.cuda.graph_pool_handle() if banned.is_cuda else None
         self.large = compiles(model, banned.device)
@@ -916,8 +917,9 @@ class Decoder:
         x, h, eps = self.lm.embed_tokens(token), None, self.lm.norm.variance_epsilon
         cos, sin = self.lm.rotary_emb(x, (self.place[:n] + self.t).expand(3, 1, -1))  # (1, n, head)
         seen, cache = self.seen[:n, :columns], (self.keys[:, :n, :, :columns], self.values[:, :n, :, :columns])
+        blocks = ((self.slot // 128 + 1).int().view(1, 1, 1), self.blocks) if self.large else None
         for layer, keys, values in zip(self.layers, *cache, strict=True):
-            x, h = self.between(x, h, *layer, eps, cos[0], sin[0], keys, values, self.slot, seen, self.large)
+            x, h = self.between(x, h, *layer, eps, cos[0], sin[0], keys, values, self.slot, seen, blocks)
         self.hidden[:n] = self.lm.norm(self.leave(x, h, *self.last, eps))
         self.t += 1
         self.slot += 1
@@ -978,7 +980,7 @@ def fuse(*linears):
     return fused
 
 
-def between(x, h, last, first, eps, cos, sin, keys, values, slot, seen, large):
+def between(x, h, last, first, eps, cos, sin, keys, values, slot, seen, blocks):
     """From what one layer attended to, None before the first, to that of the next: `leave` with the weights `last` of
     the one, `enter` with `first` of the other -> residual stream (n, hidden), attended (n, heads * head).
 
@@ -987,7 +989,7 @@ def between(x, h, last, first, eps, cos, sin, keys, values, slot, seen, large):
     if h is not None:
         x = leave(x, h, *last, eps)
     q = enter(x, *first, eps, cos, sin, keys, values, slot)
-    return x, attend(q, keys, values, seen, slot, large).flatten(1)
+    return x, attend(q, keys, values, seen, blocks).flatten(1)
 
 
 def enter(x, norm, weight, bias, eps, cos, sin, keys, values, slot):
@@ -1000,26 +1002,26 @@ def enter(x, norm, weight, bias, eps, cos, sin, keys, values, slot):
     return q.view(n, heads, -1, head)
 
 
-def attend(q, keys, values, seen, slot, large):
+def attend(q, keys, values, seen, blocks):
     """Attention of a token to the columns `seen` of its row, (n, columns); queries and what comes back as in `enter`.
 
     The heads that share a key head are its queries: keys are read once and never copied. Compiled for a large model,
-    it takes blocks of 128 columns, up to that of `slot`, so that one graph serves every context.
+    it reads `blocks` of 128 columns, how many (1, 1, 1) of which (1, 1, 1, all): one graph serves every context.
     """
-    if not large:
+    if blocks is None:
         return F.scaled_dot_product_attention(q, keys, values, seen[:, None, None])
-    blocks = torch.arange(keys.shape[2] // 128, dtype=torch.int32, device=q.device).expand(len(q), 1, 1, -1)
-    filled, shape = (slot // 128 + 1).int().expand(len(q), 1, 1), (q.shape[2], keys.shape[2])
-    mask = BlockMask.from_kv_blocks(filled, blocks, mask_mod=lambda row, _, i, at: seen[row, at], seq_lengths=shape)
+    mask = BlockMask.from_kv_blocks(*blocks, mask_mod=lambda row, _, i, at: seen[row, at], compute_q_blocks=False,
+                                    seq_lengths=(q.shape[2], keys.shape[2]))  # fmt: skip
     options = dict(BLOCK_N=64, num_warps=4, num_stages=3)  # the fastest of those tried on an H200, results/speed.md
     return flex_attention(q, keys, values, block_mask=mask, kernel_options=options)
 
 
 def leave(x, attended, out, norm, gate_up, down, eps):
     """From attention back into the residual stream, and through the MLP."""
-    x = x + F.linear(attended, out)
+    add = lambda x, y: (x.float() + y).to(x.dtype)  # x + y, which the compiler won't do with the product, after a copy
+    x = add(x, F.linear(attended, out))
     gate, up = F.linear(rms_norm(x, norm, eps), gate_up).chunk(2, -1)
-    return x + F.linear(F.silu(gate) * up, down)
+    return add(x, F.linear(F.silu(gate) * up, down))
 
 
 def rms_norm(x, weight, eps):

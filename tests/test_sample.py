@@ -39,7 +39,7 @@ def like_a_gpu(patch):
 def by_blocks(q, keys, values, block_mask, kernel_options):
     """flex attention as it is once compiled. As it stands, the library reads every block."""
     row, at = torch.arange(len(q))[:, None], torch.arange(keys.shape[2])
-    read = block_mask.to_dense()[:, 0, 0].repeat_interleave(128, 1) > 0
+    read = block_mask.to_dense()[:, 0, 0].repeat_interleave(128, 1) > 0  # (1, columns): all rows read the same
     seen = block_mask.mask_mod(row, 0, 0, at) & read
     return F.scaled_dot_product_attention(q, keys, values, seen[:, None, None])
 
@@ -285,12 +285,12 @@ def test_the_attention_of_a_large_model_reads_the_filled_blocks_and_of_those_wha
     q, keys, values = torch.randn(3, 2, 6, 16), torch.randn(3, 2, 512, 16), torch.randn(3, 2, 512, 16)
     seen = torch.arange(512).expand(3, -1) <= slot
     seen = seen & (torch.arange(512) >= torch.tensor([0, slot // 2, slot])[:, None])  # the last sees its token alone
-    at = torch.tensor([slot])
-    plain = common.attend(q, keys, values, seen, at, False)
+    blocks = torch.tensor([[[slot // 128 + 1]]], dtype=torch.int32), torch.arange(4, dtype=torch.int32).view(1, 1, 1, 4)
+    plain = common.attend(q, keys, values, seen, None)
     assert close(plain[2], values[2, :, None, slot].expand(-1, 6, -1))
-    assert close(common.attend(q, keys, values, seen, at, True), plain)
+    assert close(common.attend(q, keys, values, seen, blocks), plain)
     monkeypatch.setattr(common, "flex_attention", by_blocks)
-    assert close(common.attend(q, keys, values, seen, at, True), plain)
+    assert close(common.attend(q, keys, values, seen, blocks), plain)
 
 
 # ---- images
