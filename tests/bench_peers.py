@@ -38,7 +38,8 @@ def ours(args, steps, checkpointing):
     grpo.main(args)
     rows = common.read_jsonl(Path(args.runs) / "ours-s0/metrics.jsonl")
     stages = [k for k in rows[0] if k.startswith("seconds_")]
-    return [sum(row[k] for k in stages) for row in rows], rows[-1]["tokens"]
+    peak = max(row.get("memory_gb", 0) for row in rows)  # PyTorch's own count begins anew at each stage
+    return [sum(row[k] for k in stages) for row in rows], rows[-1]["tokens"], peak
 
 
 def trl(args, steps, dtype):
@@ -77,7 +78,7 @@ def trl(args, steps, dtype):
         args.model, reward, config, prompts, processing_class=processor.tokenizer, callbacks=[Clock()]
     )
     trainer.train()
-    return seconds, statistics.mean(tokens)
+    return seconds, statistics.mean(tokens), 0 if cpu else torch.cuda.max_memory_allocated() / 2**30
 
 
 CONTENDERS = {
@@ -97,8 +98,7 @@ def main():
     flags = parser.parse_args()
     if flags.only:
         contender, setting = CONTENDERS[flags.only]
-        seconds, tokens = contender(grpo.Args(**json.loads(flags.args)), flags.steps, setting)
-        peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+        seconds, tokens, peak = contender(grpo.Args(**json.loads(flags.args)), flags.steps, setting)
         print("\n" + json.dumps(dict(first=seconds[0], step=statistics.median(seconds[1:]), tokens=tokens, peak=peak)))
         return
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
