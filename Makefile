@@ -39,9 +39,9 @@ vapo-mc = vapo.py --name vapo-mc --critic-loss mse --lambda-floor 1
 vapohl-mc = vapo.py --name vapohl-mc --critic-loss hlgauss --lambda-floor 1
 vapo-fast = vapo.py --name vapo-fast --critic-loss mse --critic-lr 1e-3
 vapohl-fast = vapo.py --name vapohl-fast --critic-loss hlgauss --critic-lr 1e-3
-CHANGED = notail rich kin
 READINGS = uft01 uft02 opd-group reopd-staircase vapo-mc vapohl-mc vapo-fast vapohl-fast
 
+CHANGED = notail rich kin
 # the untrained have one seed, other readings three; a world's folder; all runs wanted of a world
 seeds = $(if $(filter base teacher,$1),0,$(if $(filter $(READINGS),$1),$(wordlist 1,3,$(SEEDS)),$(SEEDS)))
 world = $(TOY)$(if $(filter-out 0,$1),/$(if $(filter $(CHANGED),$1),,seed)$1)

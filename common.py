@@ -870,7 +870,7 @@ class Decoder:
             self.tokens, self.logp = torch.zeros(rows, columns, dtype=torch.long), torch.zeros(rows, columns)
             self.t, self.slot = torch.zeros(2, 1, dtype=torch.long)  # tokens drawn; the next column
             self.eos = torch.tensor(eos)
-            self.blocks = torch.arange(columns // 128, dtype=torch.int32).view(1, 1, 1, -1)  # of columns
+            self.blocks = torch.arange(columns // 128, dtype=torch.int32).view(1, 1, 1, -1)  # of 128 columns each
         self.graphs = {}
         self.pool = torch.cuda.graph_pool_handle() if banned.is_cuda else None
         self.large = compiles(model, banned.device)
@@ -1006,7 +1006,8 @@ def attend(q, keys, values, seen, blocks):
     """Attention of a token to the columns `seen` of its row, (n, columns); queries and what comes back as in `enter`.
 
     The heads that share a key head are its queries: keys are read once and never copied. Compiled for a large model,
-    it reads `blocks` of 128 columns, how many (1, 1, 1) of which (1, 1, 1, all): one graph serves every context.
+    it reads blocks of 128 columns, the same for all rows. blocks: how many, (1, 1, 1), and the numbers of all,
+    (1, 1, 1, columns / 128), so that one graph serves every context; None for other models.
     """
     if blocks is None:
         return F.scaled_dot_product_attention(q, keys, values, seen[:, None, None])
@@ -1018,7 +1019,8 @@ def attend(q, keys, values, seen, blocks):
 
 def leave(x, attended, out, norm, gate_up, down, eps):
     """From attention back into the residual stream, and through the MLP."""
-    add = lambda x, y: (x.float() + y).to(x.dtype)  # x + y, which the compiler won't do with the product, after a copy
+    # the sum in bf16; but `x + product` the compiler makes one product that adds to a copy of x
+    add = lambda x, y: (x.float() + y).to(x.dtype)
     x = add(x, F.linear(attended, out))
     gate, up = F.linear(rms_norm(x, norm, eps), gate_up).chunk(2, -1)
     return add(x, F.linear(F.silu(gate) * up, down))

@@ -279,6 +279,14 @@ def test_dropping_finished_rows_changes_nothing_for_the_others(arm, batch):
     assert close(batch.logp[late], common.score(arm.policy, batch, arm.args)[late], arm.bound)
 
 
+def test_answers_that_go_on_into_the_next_block_of_columns_keep_their_log_probs(arm):
+    width = max(len(arm.processor.encode(p).ids) for p in arm.problems)
+    seven = arm.processor.tokenizer("7").input_ids
+    long = draw(arm, prefix=[seven * (120 - width)] * len(arm.problems))  # up to 148 columns, 128 are a block
+    assert long.mask.sum(1).max() > 16
+    assert close(long.logp, common.score(arm.policy, long, arm.args) * long.mask, arm.bound)
+
+
 @pytest.mark.parametrize("slot", [0, 127, 128, 255, 256, 300, 511])
 def test_the_attention_of_a_large_model_reads_the_filled_blocks_and_of_those_what_a_row_has_seen(slot, monkeypatch):
     torch.manual_seed(0)

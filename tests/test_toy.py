@@ -501,7 +501,7 @@ def test_a_changed_world_differs_in_one_thing(monkeypatch, tmp_path, change, cap
         rows.sort(key=lambda row: row["profile"]["correct"] == 0)
         (tmp_path / "train.jsonl").write_text(common.jsonl([rows[0], *rows[-6:]]))  # one of the tail
         monkeypatch.setattr(prepare, "WORKERS", 1)
-        monkeypatch.setattr(changed, "CANDIDATES", 40)
+        monkeypatch.setattr(changed, "BATCH", 40)
     if change == "kin":  # the shipped teacher stands in for the one that is trained
         (tmp_path / "kin").mkdir()
         (tmp_path / "kin/teacher").symlink_to("../teacher")
@@ -514,7 +514,7 @@ def test_a_changed_world_differs_in_one_thing(monkeypatch, tmp_path, change, cap
     if change == "notail":
         assert now == [row for row in was if row["profile"]["correct"] == 0] and 0.93 < len(now) / len(was) < 0.96
         return
-    assert all(row["teacher"] for row in now) and "teacher's answers to these are right" in capsys.readouterr().out
+    assert all(row["teacher"] for row in now) and "teacher's answers to these" in capsys.readouterr().out
     if change == "rich":
         new = now[len(was) :]
         assert now[: len(was)] == was and len(new) == 2 and len({row["id"] for row in now}) == 9  # 3 of 9 are tail
@@ -527,6 +527,21 @@ def test_a_changed_world_differs_in_one_thing(monkeypatch, tmp_path, change, cap
         assert [row | {"teacher": 0} for row in now] == [row | {"teacher": 0} for row in was]
         assert set(world.habits("teacher")[1]) < set(world.habits("student")[1])
         assert not set(world.habits("teacher", kin=False)[1]) < set(world.habits("student")[1])
+
+
+def test_new_rows_of_the_tail_pass_two_rounds_of_rollouts_of_their_own_and_are_not_known(monkeypatch):
+    def ask(model, rows, key, group):
+        keys.append(key)
+        rng = random.Random(key)
+        return [[("", "right" if rng.random() < 0.6 else "wrong") for _ in range(group)] for _ in rows]
+
+    keys = []
+    monkeypatch.setattr(changed, "BATCH", 40)
+    tail = changed.draw_tail(ask, 30, set())
+    assert len(set(keys)) == len(keys) >= 4 and len(tail) == 30
+    assert all(row["profile"]["n"] == 32 and 16 <= row["profile"]["correct"] <= 22 for row in tail)
+    seen = {str(row["draw"]) for row in tail[:5]}
+    assert not seen & {str(row["draw"]) for row in changed.draw_tail(ask, 30, {*seen})}
 
 
 # -------------------------------------------------------------------------------------------------------- calibration

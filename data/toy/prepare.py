@@ -291,9 +291,8 @@ def select(ask, candidates):
         row["profile"] = {"n": 0, "correct": 0, "formatted": 0}
     for i, group in enumerate(world.ROUNDS):
         rows = never + tail
-        in_tail = filtered(ask, rows, f"filter {i}", group)
+        tail = filtered(ask, rows, f"filter {i}", group)[: len(candidates) // 40]  # as many as can be needed
         never = [row for row in rows if row["profile"]["correct"] == 0]
-        tail = in_tail[: len(candidates) // 40]  # as many as can be needed
         print(f"{len(rows)} candidates x {group} rollouts: {len(never)} never right so far, {len(tail)} in the tail")
     return never, tail
 
