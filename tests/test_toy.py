@@ -513,6 +513,10 @@ def test_a_changed_world_differs_in_one_thing(monkeypatch, tmp_path, change, cap
     assert len(common.load_pool(args.pool)) == len(now)
     if change == "notail":
         assert now == [row for row in was if row["profile"]["correct"] == 0] and 0.93 < len(now) / len(was) < 0.96
+        monkeypatch.delattr(common, "jsonl")  # a second time it is killed at the end
+        with pytest.raises(AttributeError):
+            changed.main([change])
+        assert not (tmp_path / change / "train.jsonl").exists()
         return
     assert all(row["teacher"] for row in now) and "teacher's answers to these" in capsys.readouterr().out
     if change == "rich":
