@@ -392,24 +392,27 @@ def _state(pairs):
 CAUSAL = {"window_size": (-1, 0)} if "window_size" in signature(varlen_attn).parameters else {"is_causal": True}
 
 
-def packed_attention(
-    module, q, k, v, attention_mask, scaling, cu_seq_lens_q=None, max_length_q=None, is_causal=True, **others
-):
+def packed_attention(module, q, k, v, attention_mask, scaling, cu_seq_lens_q=None, cu_seq_lens_k=None,
+                     max_length_q=None, max_length_k=None, keys_at=None, is_causal=True, **others):  # fmt: skip
     """Attention within each of the sequences laid end to end: (1, heads, N, head) x 3 -> (1, N, heads, head), None.
 
-    `cu_seq_lens_q` holds their bounds, (sequences + 1,); without them it is the library's own attention.
+    `cu_seq_lens_q` and `_k` hold the bounds of queries and keys, (sequences + 1,); without them it is the library's own
+    attention. A sequence's queries are its last tokens. keys_at: where its keys lie among the N, if not in their order.
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(module, q, k, v, attention_mask, scaling=scaling, **others)
+    if keys_at is not None:  # in fp32, in which the gradients of a token that lies in several sequences are added up
+        k, v = (x.float()[:, :, keys_at].to(x.dtype) for x in (k, v))
     if q.is_cuda and q.dtype != torch.float32:
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        bounds = cu_seq_lens_q.int()
-        kind = CAUSAL if is_causal else {}
-        return varlen_attn(q, k, v, bounds, bounds, max_length_q, max_length_q, scale=scaling, **kind)[None], None
-    parts = zip(*(x.split(cu_seq_lens_q.diff().tolist(), 2) for x in (q, k, v)), strict=True)
-    attend = partial(F.scaled_dot_product_attention, scale=scaling, is_causal=is_causal, enable_gqa=True)
-    return torch.cat([attend(*part) for part in parts], 2).transpose(1, 2), None
+        bounds, kind = (cu_seq_lens_q.int(), cu_seq_lens_k.int()), CAUSAL if is_causal else {}
+        return varlen_attn(q, k, v, *bounds, max_length_q, max_length_k, scale=scaling, **kind)[None], None
+    cut = cu_seq_lens_q.diff().tolist(), *[cu_seq_lens_k.diff().tolist()] * 2
+    parts = zip(*(x.split(lengths, 2) for x, lengths in zip((q, k, v), cut, strict=True)), strict=True)
+    attend = partial(F.scaled_dot_product_attention, scale=scaling, enable_gqa=True)
+    seen = lambda n, m: torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n) if is_causal else None
+    return torch.cat([attend(*x, seen(x[0].shape[2], x[1].shape[2])) for x in parts], 2).transpose(1, 2), None
 
 
 for name in ("packed", "flash_packed"):
@@ -528,16 +531,29 @@ class Critic(torch.nn.Module):
 
 def predicting(model, batch):
     """Rows laid end to end, without padding, through the model: Batch -> final hidden states that predict the n
-    response tokens, (n, hidden), and where those are, (b, T)."""
+    response tokens, (n, hidden), and where those are, (b, T).
+
+    On a GPU a prompt lies there once for all rows of its group, which stand together: their queries are the response's.
+    """
     real, response = batch.attention, batch.mask + batch.forced > 0
-    bounds = F.pad(real.sum(1).cumsum(0), (1, 0))
+    answer = F.pad(response, (real.shape[1] - response.shape[1], 0))  # (b, S)
+    first = leads(batch.image)
+    own = real & (answer | first[:, None])
+    at = (own.flatten().cumsum(0) - 1).view(own.shape)  # (b, S) where a token lies
+    at = torch.where(own, at, at[first.nonzero().squeeze(-1)[first.cumsum(0) - 1]])
+    bounds = lambda x: F.pad(x.sum(1).cumsum(0), (1, 0))
     states = model.language_model(
-        inputs_embeds=embed(model, batch.ids[real][None], batch.image, batch.pixels, batch.grid),
-        attention_mask={"full_attention": None}, position_ids=batch.positions[:, real][:, None], use_cache=False,
-        cu_seq_lens_q=bounds, max_length_q=bounds.diff().max().item(),
+        inputs_embeds=embed(model, batch.ids[own][None], batch.image[first], batch.pixels, batch.grid),
+        attention_mask={"full_attention": None}, position_ids=batch.positions[:, own][:, None], use_cache=False,
+        cu_seq_lens_q=bounds(own), max_length_q=own.sum(1).max().item(), cu_seq_lens_k=bounds(real),
+        max_length_k=real.sum(1).max().item(), keys_at=at[real],
     ).last_hidden_state[0]  # (N, hidden)  # fmt: skip
-    at = F.pad(response, (real.shape[1] - response.shape[1], 0))[real].nonzero().squeeze(-1)  # (n,)
-    return states[at - 1], response
+    return states[at.roll(1, 1)[answer]], response
+
+
+def leads(image):
+    """The rows that bring their prompt, the first of each group: (b,) -> (b,). On a CPU all do."""
+    return image != F.pad(image[:-1], (1, 0), value=-1) if image.is_cuda else torch.ones_like(image, dtype=torch.bool)
 
 
 def next_logits(hidden, head, banned, temperature):
