@@ -533,11 +533,11 @@ def predicting(model, batch):
     """Rows laid end to end, without padding, through the model: Batch -> final hidden states that predict the n
     response tokens, (n, hidden), and where those are, (b, T).
 
-    On a GPU a prompt lies there once for all rows of its group, which stand together: their queries are the response's.
+    Of rows in a row that share an image, those of a group, only the first brings the prompt; the others attend to it.
     """
     real, response = batch.attention, batch.mask + batch.forced > 0
     answer = F.pad(response, (real.shape[1] - response.shape[1], 0))  # (b, S)
-    first = leads(batch.image)
+    first = batch.image != F.pad(batch.image[:-1], (1, 0), value=-1)  # (b,)
     own = real & (answer | first[:, None])
     at = (own.flatten().cumsum(0) - 1).view(own.shape)  # (b, S) where a token lies
     at = torch.where(own, at, at[first.nonzero().squeeze(-1)[first.cumsum(0) - 1]])
@@ -549,11 +549,6 @@ def predicting(model, batch):
         max_length_k=real.sum(1).max().item(), keys_at=at[real],
     ).last_hidden_state[0]  # (N, hidden)  # fmt: skip
     return states[at.roll(1, 1)[answer]], response
-
-
-def leads(image):
-    """The rows that bring their prompt, the first of each group: (b,) -> (b,). On a CPU all do."""
-    return image != F.pad(image[:-1], (1, 0), value=-1) if image.is_cuda else torch.ones_like(image, dtype=torch.bool)
 
 
 def next_logits(hidden, head, banned, temperature):

@@ -174,17 +174,19 @@ def mismatch(policy, batch, ends, args):
 
 
 def training_table(policy, batch, args):
-    """Seconds, memory and model FLOP utilisation of forward and backward over the whole batch."""
+    """Seconds, memory, model FLOP utilisation of forward and backward over the whole batch: of the work that is done,
+    in which a group's prompt runs once, and of that which it replaces, in which every answer brings its own."""
     config, lm = policy.model.config.text_config, policy.model.model.language_model
     body, head = sum(p.numel() for p in lm.layers.parameters()), lm.embed_tokens.weight.numel()
-    lengths, response = batch.attention.sum(1).double(), (batch.mask + batch.forced > 0).sum().item()
-    flops = 6 * (body * lengths.sum().item() + head * response)
-    flops += (
-        6 * config.num_hidden_layers * config.hidden_size * lengths.square().sum().item()
-    )  # causal: half the square
-    print(
-        f"\nforward and backward of {len(lengths)} answers, {lengths.sum():.0f} tokens, {response} of them in responses"
-    )
+    length, answer = batch.attention.sum(1).double(), (batch.mask + batch.forced > 0).sum(1).double()
+    spared = length - answer  # of each answer its prompt's tokens, but where it is the group's first
+    spared[:: args.group] = 0
+    response, whole, fewer = (x.sum().item() for x in (answer, length, length - spared))
+    work = lambda tokens, squares: 6 * (body * tokens + head * response + (
+        config.num_hidden_layers * config.hidden_size * squares.sum().item()))  # fmt: skip  # causal: half the square
+    done, replaced = work(fewer, length**2 - spared**2), work(whole, length**2)
+    print(f"\nforward and backward of {len(length)} answers, {whole:.0f} tokens, {response:.0f} of them in responses; "
+          f"with each prompt once {fewer:.0f}")  # fmt: skip
     for checkpointing in (1, 0):
         for micro in (16, 32, 64) if checkpointing else (16, 32):
             policy.model.gradient_checkpointing_disable()
@@ -194,7 +196,7 @@ def training_table(policy, batch, args):
 
             def update(micro=micro):
                 policy.zero_grad(set_to_none=False)
-                for rows in common.micro_batches(policy, torch.arange(len(lengths)), replace(args, micro_batch=micro)):
+                for rows in common.micro_batches(policy, torch.arange(len(length)), replace(args, micro_batch=micro)):
                     common.token_logps(policy, batch, rows, args).sum().backward()
 
             update()  # before the peak is reset, so that gradients are there
@@ -202,7 +204,7 @@ def training_table(policy, batch, args):
             before = torch.cuda.memory_allocated()
             took = seconds(update, 3, warm=1)
             print(f"  checkpointing {checkpointing}, {micro:2} answers a micro-batch: {took:.2f} s, "
-                  f"{flops / took / 990e12:.0%} of 990 TFLOP/s, "
+                  f"{done / took / 990e12:.0%} of 990 TFLOP/s, {replaced / took / 990e12:.0%} if each ran alone, "
                   f"{(torch.cuda.max_memory_allocated() - before) / 2**30:.1f} GiB above what was there")  # fmt: skip
 
 

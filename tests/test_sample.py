@@ -243,6 +243,25 @@ def test_log_probs_of_a_row_depend_neither_on_micro_batch_nor_on_company_nor_on_
             assert close(common.token_logps(arm.policy, hinted, torch.tensor([i]), arm.args)[0], whole[i])
 
 
+def test_a_group_s_prompt_runs_once_in_training_and_its_gradient_is_that_of_rows_alone(load):
+    arm, seen = load(problems=4), []
+    problems = [row for row in arm.pool[:4] for _ in range(arm.args.group)]
+    hints = [arm.processor.tokenize("Sum is " * (i // arm.args.group)) for i in range(len(problems))]
+    batch = draw(arm, problems, prefix=hints)
+    norm = arm.policy.model.model.language_model.layers[0].input_layernorm
+    norm.register_forward_hook(lambda _, args, out: seen.append(out.shape[1]))
+    weight, gradients = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0)), []
+    for rows in (torch.arange(len(problems)).split(len(problems)), torch.arange(len(problems)).split(1)):
+        arm.policy.zero_grad()
+        for cut in rows:
+            (common.token_logps(arm.policy, batch, cut, arm.args) * weight[cut]).sum().backward()
+        gradients.append([p.grad.full_tensor().clone() for p in arm.policy.parameters() if p.requires_grad])
+    assert all(close(a, b, 1e-5 * b.abs().max().item() + 1e-7) for a, b in zip(*gradients, strict=True))
+    tokens, answer = batch.attention.sum(1), (batch.mask + batch.forced > 0).sum(1)
+    prompts = (tokens - answer)[:: arm.args.group]
+    assert seen == [prompts.sum() + answer.sum(), *tokens.tolist()] and len(prompts.unique()) > 1
+
+
 def test_a_greedy_answer_is_the_same_alone_and_in_a_batch(arm):
     single = replace(arm.args, group=1)
     together = common.sample(arm.policy, arm.processor, arm.pool[:10], single, arm.run, greedy=True)
